@@ -1,0 +1,1 @@
+"""The hooked sequence models: one file an architecture, one contract for all."""

@@ -1,0 +1,181 @@
+"""The contract that every wind tunnel keeps: parameters in, sequences with exact posteriors out."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
+from torch import Tensor
+
+REGISTRY = {"bijection": "Bijection"}
+"""Task name -> class name, in the module ``tasks.<task name>``."""
+
+
+class TaskError(ValueError):
+    """A task was asked for that can't exist; the message says what to change."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences, what must be answered where, and the exact answer.
+
+    The axis ``query`` runs over the supervised positions of a sequence, in order. Entropies are in bits.
+    """
+
+    tokens: Int64[Tensor, "batch pos"] | Float32[Tensor, "batch pos d_in"]
+    """What the model reads: token ids, or real vectors."""
+    position: Int64[Tensor, "batch query"]
+    """Index into ``pos`` of the token at which each answer is due (the supervised positions)."""
+    targets: Int64[Tensor, "batch query"] | Float64[Tensor, "batch query"]
+    """The sampled label, distributed as ``posterior`` given the tokens up to ``position``."""
+    posterior: Float64[Tensor, "batch query d_out"]
+    """Exact posterior predictive: class probabilities, or (mean, variance) of a Gaussian."""
+    entropy: Float64[Tensor, "batch query"]
+    """Entropy of ``posterior`` in bits (differential entropy for a Gaussian)."""
+    belief: Float64[Tensor, "batch query state"]
+    """Exact posterior over the latent that the answer is computed from (often ``posterior`` itself)."""
+    hypothesis: Int64[Tensor, "batch pos"]
+    """Which hypothesis the token at each position names, -1 where it names none."""
+    evidence: Bool[Tensor, "batch query pos"]
+    """Positions whose tokens determine the posterior at each query: the rest could be anything."""
+
+    @property
+    def supervised(self) -> Bool[Tensor, "batch pos"]:
+        """Mask of the supervised positions."""
+        mask = torch.zeros(self.tokens.shape[:2], dtype=torch.bool)
+        return mask.scatter(1, self.position, True)
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+
+def uniforms(seed: int, start: int, batch: int, width: int) -> Float64[np.ndarray, "batch draw"]:
+    """Uniforms in [0, 1), row ``i`` a function of ``(seed, start + i)`` alone.
+
+    Philox is counter-based and yields four draws a counter value, so each sequence owns a block of counters.
+    """
+    counters = -(-width // 4)
+    generator = np.random.Philox(np.random.SeedSequence(seed))
+    generator.advance(start * counters)
+    return np.random.Generator(generator).random((batch, 4 * counters))[:, :width]
+
+
+def entropy_bits(probabilities: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*rest"]:
+    """Shannon entropy in bits over the last axis, with 0 log 0 = 0."""
+    from scipy.special import entr
+
+    return np.maximum(entr(probabilities).sum(-1) / np.log(2), 0.0)
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A family of sequences with a known posterior. The fields of a subclass are its parameters."""
+
+    name: ClassVar[str]
+    primitive: ClassVar[Literal["accumulation", "transport", "binding"]]
+    """The inference primitive that the task needs (paper I)."""
+    readin: ClassVar[Literal["tokens", "vectors"]] = "tokens"
+    readout: ClassVar[Literal["categorical", "gaussian"]] = "categorical"
+    variants: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Named parameter changes under which a trained model is also evaluated."""
+    training: ClassVar[dict[str, Any]] = {}
+    """Parameter changes that give the distribution to train on, where it is wider than the task."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_type(field.name, getattr(self, field.name), field.default)
+        self.validate()
+
+    @abstractmethod
+    def validate(self) -> None:
+        """Raise :class:`TaskError` for parameters under which the task does not exist."""
+
+    @property
+    @abstractmethod
+    def d_vocab(self) -> int:
+        """Number of token ids (or the width of the real vectors read)."""
+
+    @property
+    @abstractmethod
+    def d_out(self) -> int:
+        """Number of classes in the answer (2 for a Gaussian: mean and log-variance)."""
+
+    @property
+    @abstractmethod
+    def n_ctx(self) -> int:
+        """Length of a sequence."""
+
+    @property
+    @abstractmethod
+    def n_uniforms(self) -> int:
+        """Uniforms that one sequence consumes."""
+
+    @abstractmethod
+    def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
+        """Turn uniforms, one row a sequence, into sequences with posteriors."""
+
+    def sample(self, batch: int, seed: int = 0, start: int = 0) -> Batch:
+        """Draw sequences ``start .. start + batch - 1`` of the stream ``seed``.
+
+        The same ``(seed, index)`` gives the same sequence whatever the batch size or the process.
+
+        Raises:
+            TaskError: if ``batch`` is below 1, or ``seed`` or ``start`` negative.
+        """
+        for what, value, least in (("batch", batch, 1), ("seed", seed, 0), ("start", start, 0)):
+            if value < least:
+                raise TaskError(f"{what} must be at least {least}, got {value}")
+        return self.draw(uniforms(seed, start, batch, self.n_uniforms))
+
+    def replace(self, **changes: Any) -> Self:
+        """The same task with some parameters changed; unknown names raise :class:`TaskError`."""
+        known = [field.name for field in fields(self)]
+        for key in changes:
+            if key not in known:
+                raise TaskError(_unknown(f"parameter of {self.name}", key, known))
+        return replace(self, **changes)
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters as plain values, for a config file."""
+        return asdict(self)
+
+    def _check_type(self, key: str, value: Any, default: Any) -> None:
+        if default is MISSING:
+            return
+        kind = type(default)
+        accepted = (int, float) if kind is float else kind
+        wrong_bool = isinstance(value, bool) and kind is not bool
+        if not isinstance(value, accepted) or wrong_bool:
+            raise TaskError(f"{self.name}: {key} must be {_KIND[kind]}, got {value!r}")
+
+
+_KIND = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+def task_names() -> list[str]:
+    """Names under which :func:`get_task` finds tasks."""
+    return list(REGISTRY)
+
+
+def get_task(name: str, **parameters: Any) -> Task:
+    """The task called ``name``, with its defaults or the given parameters.
+
+    Raises:
+        TaskError: for an unknown name (with the closest match), an unknown or an impossible parameter.
+    """
+    if name not in REGISTRY:
+        raise TaskError(_unknown("task", name, task_names()))
+    task_class = getattr(importlib.import_module(f"tasks.{name}"), REGISTRY[name])
+    return task_class().replace(**parameters)
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else ""
+    return f"unknown {what} '{name}': {hint} known: {', '.join(known)}".replace(":  ", ": ")

@@ -1,0 +1,107 @@
+"""Bijection elimination: which value does a key map to, given the pairs seen so far? (paper I, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from .base import Batch, Task, TaskError, entropy_bits
+
+
+@dataclass(frozen=True)
+class Bijection(Task):
+    r"""A fresh bijection of ``symbols`` keys onto as many values, shown as pairs ``k1 v1 k2 v2 ... kL vL``.
+
+    The value ``v_i`` is due at the position of ``k_i``. The prior over the V! bijections is uniform, so the
+    exact posterior is the value seen with the key if the key was seen, and uniform over the values not yet
+    seen otherwise; on keys that do not repeat its entropy is :math:`\log_2(V - i + 1)` bits at pair i.
+
+    With V = 20 there are 20! = 2.4e18 bijections (times the order of the keys): they can't be memorised.
+
+    Keys are tokens ``0 .. V-1``, values ``V .. 2V-1``; classes are values, counted from 0.
+    """
+
+    symbols: int = 20
+    """V, the number of keys and of values."""
+    pairs: int = 19
+    """L, the pairs in a sequence."""
+    repeats: float = 0.0
+    """Fraction of sequences whose keys are drawn with replacement; in the rest no key repeats."""
+
+    name: ClassVar[str] = "bijection"
+    primitive: ClassVar[Literal["accumulation", "transport", "binding"]] = "accumulation"
+    variants: ClassVar[dict[str, dict[str, Any]]] = {"repeated_keys": {"repeats": 1.0}}
+    training: ClassVar[dict[str, Any]] = {"repeats": 0.5}
+
+    def validate(self) -> None:
+        """Raise :class:`TaskError` unless such sequences exist."""
+        if self.symbols < 2:
+            raise TaskError(f"bijection: symbols must be at least 2 for a posterior to move, got {self.symbols}")
+        if self.pairs < 1:
+            raise TaskError(f"bijection: pairs must be at least 1, got {self.pairs}")
+        if not 0 <= self.repeats <= 1:
+            raise TaskError(f"bijection: repeats is a fraction of sequences, 0 to 1, got {self.repeats}")
+        if self.repeats < 1 and self.pairs > self.symbols:
+            raise TaskError(
+                f"bijection: {self.pairs} pairs need {self.pairs} different keys but there are {self.symbols}; "
+                f"lower pairs to {self.symbols}, or set repeats=1 to draw keys with replacement"
+            )
+
+    @property
+    def d_vocab(self) -> int:
+        """Keys and values."""
+        return 2 * self.symbols
+
+    @property
+    def d_out(self) -> int:
+        """One class a value."""
+        return self.symbols
+
+    @property
+    def n_ctx(self) -> int:
+        """Two tokens a pair."""
+        return 2 * self.pairs
+
+    @property
+    def n_uniforms(self) -> int:
+        """The bijection, keys without and with replacement, and the choice between the two."""
+        return 2 * self.symbols + self.pairs + 1
+
+    def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
+        """Turn uniforms into sequences; see :class:`Bijection` for the posterior."""
+        n, v, l = len(u), self.symbols, self.pairs
+        bijection = u[:, :v].argsort(1)
+        distinct = u[:, v : 2 * v].argsort(1)
+        replaced = (u[:, 2 * v : -1] * v).astype(np.int64)
+        with_repeats = u[:, -1:] < self.repeats
+        keys = replaced if l > v else np.where(with_repeats, replaced, distinct[:, :l])
+        values = np.take_along_axis(bijection, keys, 1)
+
+        earlier = np.tri(l, k=-1, dtype=bool)
+        same_pair = (keys[:, :, None] == keys[:, None, :]) & earlier
+        key_seen = same_pair.any(2)
+        shown = np.eye(v, dtype=bool)[values]
+        value_seen = np.zeros((n, l, v), dtype=bool)
+        np.logical_or.accumulate(shown[:, :-1], axis=1, out=value_seen[:, 1:])
+        possible = np.where(key_seen[..., None], shown, ~value_seen)
+        posterior = possible / possible.sum(-1, keepdims=True)
+
+        tokens = np.stack([keys, values + v], 2).reshape(n, 2 * l)
+        hypothesis = np.where(tokens >= v, tokens - v, -1)
+        evidence = np.zeros((n, l, l, 2), dtype=bool)
+        evidence[..., 1] = np.where(key_seen[..., None], same_pair, earlier)
+        exact = torch.from_numpy(posterior)
+        return Batch(
+            tokens=torch.from_numpy(tokens),
+            position=torch.arange(0, 2 * l, 2).expand(n, l),
+            targets=torch.from_numpy(values),
+            posterior=exact,
+            entropy=torch.from_numpy(entropy_bits(posterior)),
+            belief=exact,
+            hypothesis=torch.from_numpy(hypothesis),
+            evidence=torch.from_numpy(evidence.reshape(n, l, 2 * l)),
+        )
