@@ -6,7 +6,7 @@ import difflib
 import importlib
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -133,12 +133,12 @@ class Task(ABC):
                 raise TaskError(f"{what} must be at least {least}, got {value}")
         return self.draw(uniforms(seed, start, batch, self.n_uniforms))
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Task:
         """The same task with some parameters changed; unknown names raise :class:`TaskError`."""
         known = [field.name for field in fields(self)]
         for key in changes:
             if key not in known:
-                raise TaskError(_unknown(f"parameter of {self.name}", key, known))
+                raise TaskError(unknown(f"parameter of {self.name}", key, known))
         return replace(self, **changes)
 
     def parameters(self) -> dict[str, Any]:
@@ -170,12 +170,13 @@ def get_task(name: str, **parameters: Any) -> Task:
         TaskError: for an unknown name (with the closest match), an unknown or an impossible parameter.
     """
     if name not in REGISTRY:
-        raise TaskError(_unknown("task", name, task_names()))
+        raise TaskError(unknown("task", name, task_names()))
     task_class = getattr(importlib.import_module(f"tasks.{name}"), REGISTRY[name])
     return task_class().replace(**parameters)
 
 
-def _unknown(what: str, name: str, known: list[str]) -> str:
+def unknown(what: str, name: str, known: list[str]) -> str:
+    """The one line that answers an unknown name: the closest match, then all that is known."""
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else ""
-    return f"unknown {what} '{name}': {hint} known: {', '.join(known)}".replace(":  ", ": ")
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"unknown {what} '{name}': {hint}known: {', '.join(known)}"

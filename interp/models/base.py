@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
@@ -14,7 +13,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from interp.errors import ModelError
-from tasks.base import Task
+from tasks.base import Task, unknown
 
 ARCHITECTURES = {"transformer": "Transformer"}
 """Architecture name -> class name, in the module ``interp.models.<architecture>``."""
@@ -214,6 +213,4 @@ def preset(architecture: str, size: str, task: Task, **changes: Any) -> ModelCon
 def choose(what: str, value: Any, known: list[str]) -> None:
     """Raise :class:`ModelError` naming the closest match unless ``value`` is one of ``known``."""
     if value not in known:
-        close = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ModelError(f"unknown {what} '{value}': {hint}known: {', '.join(known)}")
+        raise ModelError(unknown(what, str(value), known))
