@@ -29,7 +29,7 @@ class Bijection(Task):
     """V, the number of keys and of values."""
     pairs: int = 19
     """L, the pairs in a sequence."""
-    repeats: float = 0.0
+    repeats: int | float = 0.0
     """Fraction of sequences whose keys are drawn with replacement; in the rest no key repeats."""
 
     name: ClassVar[str] = "bijection"
