@@ -73,35 +73,34 @@ class Bijection(Task):
 
     def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
         """Turn uniforms into sequences; see :class:`Bijection` for the posterior."""
-        n, v, l = len(u), self.symbols, self.pairs
-        bijection = u[:, :v].argsort(1)
-        distinct = u[:, v : 2 * v].argsort(1)
-        replaced = (u[:, 2 * v : -1] * v).astype(np.int64)
-        with_repeats = u[:, -1:] < self.repeats
-        keys = replaced if l > v else np.where(with_repeats, replaced, distinct[:, :l])
+        n, symbols, pairs = len(u), self.symbols, self.pairs
+        bijection = u[:, :symbols].argsort(1)
+        distinct = u[:, symbols : 2 * symbols].argsort(1)[:, :pairs]
+        replaced = (u[:, 2 * symbols : -1] * symbols).astype(np.int64)
+        keys = replaced if pairs > symbols else np.where(u[:, -1:] < self.repeats, replaced, distinct)
         values = np.take_along_axis(bijection, keys, 1)
 
-        earlier = np.tri(l, k=-1, dtype=bool)
+        earlier = np.tri(pairs, k=-1, dtype=bool)
         same_pair = (keys[:, :, None] == keys[:, None, :]) & earlier
-        key_seen = same_pair.any(2)
-        shown = np.eye(v, dtype=bool)[values]
-        value_seen = np.zeros((n, l, v), dtype=bool)
+        key_seen = same_pair.any(2, keepdims=True)
+        shown = np.eye(symbols, dtype=bool)[values]
+        value_seen = np.zeros((n, pairs, symbols), dtype=bool)
         np.logical_or.accumulate(shown[:, :-1], axis=1, out=value_seen[:, 1:])
-        possible = np.where(key_seen[..., None], shown, ~value_seen)
+        possible = np.where(key_seen, shown, ~value_seen)
         posterior = possible / possible.sum(-1, keepdims=True)
 
-        tokens = np.stack([keys, values + v], 2).reshape(n, 2 * l)
-        hypothesis = np.where(tokens >= v, tokens - v, -1)
-        evidence = np.zeros((n, l, l, 2), dtype=bool)
-        evidence[..., 1] = np.where(key_seen[..., None], same_pair, earlier)
+        tokens = np.stack([keys, values + symbols], 2).reshape(n, 2 * pairs)
+        hypothesis = np.where(tokens >= symbols, tokens - symbols, -1)
+        evidence = np.zeros((n, pairs, pairs, 2), dtype=bool)
+        evidence[..., 1] = np.where(key_seen, same_pair, earlier)
         exact = torch.from_numpy(posterior)
         return Batch(
             tokens=torch.from_numpy(tokens),
-            position=torch.arange(0, 2 * l, 2).expand(n, l),
+            position=torch.arange(0, 2 * pairs, 2).expand(n, pairs),
             targets=torch.from_numpy(values),
             posterior=exact,
             entropy=torch.from_numpy(entropy_bits(posterior)),
             belief=exact,
             hypothesis=torch.from_numpy(hypothesis),
-            evidence=torch.from_numpy(evidence.reshape(n, l, 2 * l)),
+            evidence=torch.from_numpy(evidence.reshape(n, pairs, 2 * pairs)),
         )

@@ -165,9 +165,7 @@ class SequenceModel(HookedRootModule):
         if self.cfg.readin == "tokens" and not torch.compiler.is_compiling():
             low, high = tokens.aminmax()
             if low < 0 or high >= self.cfg.d_vocab:
-                raise ModelError(
-                    f"token ids run from {low} to {high}, but the model knows 0 to {self.cfg.d_vocab - 1}"
-                )
+                raise ModelError(f"token ids run from {low} to {high}, but the model knows 0 to {self.cfg.d_vocab - 1}")
 
     @property
     def n_parameters(self) -> int:

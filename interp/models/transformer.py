@@ -32,7 +32,11 @@ class Attention(nn.Module):
         """Mix positions: z = softmax(q k^T / sqrt(d_head)) v, then project back."""
         q, k, v = (
             hook(rearrange(project(x), "batch pos (head d_head) -> batch pos head d_head", head=self.cfg.n_heads))
-            for hook, project in ((self.hook_q, self.query), (self.hook_k, self.key), (self.hook_v, self.value))
+            for hook, project in (
+                (self.hook_q, self.query),
+                (self.hook_k, self.key),
+                (self.hook_v, self.value),
+            )
         )
         if self.cfg.positions == "rotary":
             q, k = self.hook_rot_q(rotate(q)), self.hook_rot_k(rotate(k))

@@ -1,0 +1,25 @@
+from .checkpoint import load_checkpoint as load_checkpoint
+from .checkpoint import push_checkpoint as push_checkpoint
+from .checkpoint import save_checkpoint as save_checkpoint
+from .diagnose import Diagnosis as Diagnosis
+from .diagnose import diagnose as diagnose
+from .errors import InterpError as InterpError
+from .models.base import ModelConfig as ModelConfig
+from .models.base import build_model as build_model
+from .models.base import preset as preset
+from .training import TrainConfig as TrainConfig
+from .training import train as train
+
+__all__ = [
+    "Diagnosis",
+    "InterpError",
+    "ModelConfig",
+    "TrainConfig",
+    "build_model",
+    "diagnose",
+    "load_checkpoint",
+    "preset",
+    "push_checkpoint",
+    "save_checkpoint",
+    "train",
+]

@@ -1,0 +1,396 @@
+"""Train a model on a wind tunnel: resumable bit for bit, logged, and distributed by ``accelerate launch``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from interp.checkpoint import LOG, STATE, load_tensors, save_checkpoint, save_tensors
+from interp.errors import TrainingError
+from interp.evaluate import measure, metrics
+from interp.files import write_text
+from interp.models.base import ModelConfig, build_model, choose
+from probes.calibration import LN2, Readout, kl_bits
+from tasks.base import Batch, Task
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that determines a training run but task and model."""
+
+    steps: int = 4000
+    batch_size: int = 64
+    """Sequences a step, over all processes."""
+    objective: Literal["posterior", "labels"] = "posterior"
+    """``labels``: cross-entropy on sampled labels; ``posterior``: the same with the label integrated out
+    (Rao-Blackwell), which has the same expected gradient and far less noise."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """``muon``: Muon on the matrices of the blocks, AdamW on the rest; ``adamw``: AdamW on everything."""
+    lr: float = 3e-3
+    """Peak learning rate of AdamW."""
+    muon_lr: float = 0.02
+    """Peak learning rate of Muon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of matrices."""
+    warmup: int = 50
+    """Steps of linear warm-up."""
+    decay: float = 0.6
+    """Fraction of the steps, at the end, over which the learning rate falls linearly to zero."""
+    clip: float = 1.0
+    """Largest gradient norm."""
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    """torch's float32 matmul precision in training: ``medium`` may compute in bfloat16 where that is faster."""
+    eval_every: int = 100
+    """Steps between measurements, log lines and saved states."""
+    eval_sequences: int = 256
+    snapshots: int = 0
+    """How many log-spaced snapshots of the weights to keep, in half precision."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choose("objective", self.objective, ["posterior", "labels"])
+        choose("optimizer", self.optimizer, ["muon", "adamw"])
+        choose("matmul", self.matmul, ["highest", "high", "medium"])
+        for key in ("steps", "batch_size", "eval_every", "eval_sequences"):
+            if getattr(self, key) < 1:
+                raise TrainingError(f"{key} must be at least 1, got {getattr(self, key)}")
+        for key in ("lr", "muon_lr", "clip"):
+            if not getattr(self, key) > 0:
+                raise TrainingError(f"{key} must be positive, got {getattr(self, key)}")
+        if not 0 <= self.decay <= 1:
+            raise TrainingError(f"decay is a fraction of the steps, 0 to 1, got {self.decay}")
+        for key in ("warmup", "snapshots", "seed", "weight_decay"):
+            if getattr(self, key) < 0:
+                raise TrainingError(f"{key} must not be negative, got {getattr(self, key)}")
+
+    def schedule(self, step: int) -> float:
+        """Learning rate at ``step`` as a fraction of its peak: warm-up, constant, linear decay."""
+        rise = (step + 1) / (self.warmup + 1)
+        fall = (self.steps - step) / max(self.decay * self.steps, 1)
+        return min(1.0, rise, fall)
+
+    def snapshot_steps(self) -> set[int]:
+        """Steps after which a snapshot is kept: the initialisation, then log-spaced to the end."""
+        if not self.snapshots:
+            return set()
+        spaced = np.geomspace(min(10, self.steps), self.steps, max(self.snapshots - 1, 1))
+        return {0, *(int(step) for step in spaced.round())}
+
+
+def train_config(**settings: Any) -> TrainConfig:
+    """A training configuration; an unknown setting raises with the closest match."""
+    known = [field.name for field in fields(TrainConfig)]
+    for key in settings:
+        choose("training setting", key, known)
+    return TrainConfig(**settings)
+
+
+def excess_bits(output: Tensor, batch: Batch, objective: str, readout: Readout) -> Tensor:
+    """The loss, in bits above the Bayes floor: both objectives have KL(Bayes || model) as their expectation.
+
+    Args:
+        output: the model's output at the supervised positions, ``batch query d_out``.
+        batch: what was asked.
+        objective: ``posterior`` or ``labels``.
+        readout: form of the output.
+    """
+    if objective == "posterior":
+        return kl_bits(batch.posterior.to(output), output, readout).mean()
+    floor = batch.entropy.mean().to(output)
+    targets = batch.targets.to(output.device)
+    if readout == "gaussian":
+        mean, log_variance = output.unbind(-1)
+        nll = nn.functional.gaussian_nll_loss(mean, targets.to(output), log_variance.exp(), full=True)
+        return nll / LN2 - floor
+    return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten()) / LN2 - floor
+
+
+def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """The optimisers of a run, at their peak learning rates."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    matrices = [p for name, p in named if p.ndim == 2 and "blocks." in name and not hasattr(p, "_no_weight_decay")]
+    rest = [p for _, p in named if not any(p is matrix for matrix in matrices)]
+    if config.optimizer == "muon":
+        adamw = torch.optim.AdamW(rest, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        muon = torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay)
+        optimizers: list[torch.optim.Optimizer] = [adamw, muon]
+    else:
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ]
+        optimizers = [torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def train(
+    task: Task,
+    model_config: ModelConfig,
+    config: TrainConfig,
+    folder: Path | str,
+    *,
+    training_task: Task | None = None,
+    resume: bool = False,
+    command: str = "interp.training.train(...)",
+    progress: bool = True,
+) -> Path:
+    """Train from scratch, or go on where a killed run stopped, and write a checkpoint folder.
+
+    A resumed run ends with the same weights, bit for bit on one machine, as one that was never stopped: data
+    are a function of (seed, step), and weights and optimiser state are saved together in one atomic file.
+
+    Args:
+        task: what the model is evaluated on and saved with.
+        model_config: the architecture.
+        config: the run.
+        folder: where to write.
+        training_task: distribution to train on, where wider than ``task`` (default ``task.training``).
+        resume: continue in a folder that holds an unfinished run.
+        command: the command line, for the model card.
+        progress: show a progress bar on standard error.
+
+    Returns:
+        The folder.
+
+    Raises:
+        TrainingError: when the folder holds another run, or the loss diverges (the last good weights stay).
+    """
+    run = Run(task, model_config, config, Path(folder), training_task or task.replace(**task.training), command)
+    run.start(resume)
+    with _matmul_precision(config.matmul), run.progress_bar(progress) as bar:
+        run.loop(bar)
+    return run.folder
+
+
+@dataclass
+class Run:
+    """One training run: its parts, and where it stands."""
+
+    task: Task
+    model_config: ModelConfig
+    config: TrainConfig
+    folder: Path
+    training_task: Task
+    command: str
+    step: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.accelerator = Accelerator()
+        init_seed, self.data_seed, self.eval_seed = (
+            int(word) for word in np.random.SeedSequence(self.config.seed).generate_state(3, np.uint64)
+        )
+        self.module = build_model(self.model_config, init_seed % 2**63)
+        optimizers = make_optimizers(self.module, self.config)
+        self.model, *self.optimizers = self.accelerator.prepare(self.module, *optimizers)
+        self.share, rest = divmod(self.config.batch_size, self.accelerator.num_processes)
+        if rest:
+            raise TrainingError(
+                f"batch_size {self.config.batch_size} can't be split evenly over "
+                f"{self.accelerator.num_processes} processes; choose a multiple"
+            )
+
+    def description(self) -> dict[str, Any]:
+        """What must agree for a run to be continued."""
+        tasks = {"task": self.task, "training_task": self.training_task}
+        described = {key: {"name": task.name, **task.parameters()} for key, task in tasks.items()}
+        return {**described, "model": asdict(self.model_config), "training": asdict(self.config)}
+
+    def start(self, resume: bool) -> None:
+        """Open a fresh folder, or restore an unfinished run."""
+        plan = self.folder / "run.json"
+        if not resume:
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise TrainingError(
+                    f"{self.folder} is not empty: pass --resume to continue the run in it, or another --out"
+                )
+            if self.accelerator.is_main_process:
+                write_text(plan, json.dumps(self.description(), indent=2) + "\n")
+                self.save_snapshot()
+                self.save_state()
+            return
+        if not plan.is_file():
+            raise TrainingError(f"{self.folder} holds no unfinished run to resume; start one without --resume")
+        planned = json.loads(plan.read_text(encoding="utf-8"))
+        for section, settings in json.loads(json.dumps(self.description())).items():
+            for key, value in settings.items():
+                if planned[section].get(key) != value:
+                    raise TrainingError(
+                        f"the run in {self.folder} has {section} {key}={planned[section].get(key)!r}, "
+                        f"you asked for {value!r}; resume with the same settings, or choose another --out"
+                    )
+        if (self.folder / STATE).is_file():
+            self.restore()
+
+    def loop(self, bar: Progress) -> None:
+        """Step to the end, measuring, logging and saving on the way."""
+        bar_task = bar.add_task("", total=self.config.steps, completed=self.step)
+        snapshot_steps = self.config.snapshot_steps()
+        held_out = self.task.sample(self.config.eval_sequences, seed=self.eval_seed)
+        began, before, first = time.monotonic(), self.seconds, self.step
+        losses: list[float] = []
+        while self.step < self.config.steps:
+            losses.append(self.update())
+            self.step += 1
+            if self.step in snapshot_steps and self.accelerator.is_main_process:
+                self.save_snapshot()
+            if self.step % self.config.eval_every == 0 or self.step == self.config.steps:
+                elapsed = time.monotonic() - began
+                self.seconds = before + elapsed
+                speed = (self.step - first) * self.config.batch_size / elapsed
+                line = {
+                    "step": self.step,
+                    "loss_bits": float(np.mean(losses)),
+                    **measure(self.module, held_out, self.task.readout),
+                    "lr_fraction": self.config.schedule(self.step - 1),
+                    "seconds": round(self.seconds, 2),
+                    "sequences_per_second": round(speed, 1),
+                }
+                losses.clear()
+                if self.accelerator.is_main_process:
+                    self.log(line)
+                    self.save_state()
+                figures = f"loss {line['loss_bits']:.4f} bits, MAE {line['mae_bits']:.4f} bits, {speed:.0f} seq/s"
+                bar.update(bar_task, completed=self.step, description=figures)
+            else:
+                bar.advance(bar_task)
+        if self.accelerator.is_main_process:
+            self.finish("finished")
+
+    def update(self) -> float:
+        """One optimiser step; returns the loss in bits above the Bayes floor."""
+        start = self.step * self.config.batch_size + self.accelerator.process_index * self.share
+        batch = self.training_task.sample(self.share, seed=self.data_seed, start=start)
+        device = self.accelerator.device
+        output = self.model(batch.tokens.to(device), batch.position.to(device))
+        loss = excess_bits(output, batch, self.config.objective, self.task.readout)
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not (torch.isfinite(loss) and torch.isfinite(torch.as_tensor(norm))):
+            self.diverged(loss.item())
+        fraction = self.config.schedule(self.step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * fraction
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    def diverged(self, loss: float) -> None:
+        """Put the last good weights in the checkpoint and say what happened."""
+        step = self.step
+        self.restore()
+        if self.accelerator.is_main_process:
+            self.finish(f"diverged at step {step + 1}")
+        raise TrainingError(
+            f"the loss became {loss} at step {step + 1}; the weights of step {self.step} are kept in {self.folder}: "
+            "lower --lr and --muon-lr, or --clip"
+        )
+
+    def finish(self, status: str) -> None:
+        """Write the checkpoint, then drop what only an unfinished run needs."""
+        training = {
+            **asdict(self.config),
+            "training_task": self.training_task.parameters(),
+            "status": status,
+            "steps_done": self.step,
+            "seconds": round(self.seconds, 1),
+            "threads": torch.get_num_threads(),
+            "command": self.command,
+        }
+        found = metrics(self.module, self.task, sequences=1024, seed=0)
+        save_checkpoint(
+            self.folder,
+            self.module.state_dict(),
+            self.task,
+            self.model_config,
+            training=training,
+            metrics=found,
+        )
+        (self.folder / STATE).unlink(missing_ok=True)
+        (self.folder / "run.json").unlink(missing_ok=True)
+
+    def save_snapshot(self) -> None:
+        """Keep the weights of this step in half precision."""
+        if self.step in self.config.snapshot_steps():
+            half = {name: t.half() for name, t in self.module.state_dict().items()}
+            save_tensors(self.folder / "snapshots" / f"step-{self.step:07d}.safetensors", half)
+
+    def save_state(self) -> None:
+        """Save weights, optimiser state and step in one atomic file."""
+        tensors = {f"model.{name}": t for name, t in self.module.state_dict().items()}
+        for i, optimizer in enumerate(self.optimizers):
+            for index, entries in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{i}.{index}.{key}": torch.as_tensor(t) for key, t in entries.items()}
+        tensors["step"], tensors["seconds"] = (
+            torch.tensor(self.step),
+            torch.tensor(self.seconds, dtype=torch.float64),
+        )
+        save_tensors(self.folder / STATE, tensors)
+
+    def restore(self) -> None:
+        """Go back to the last saved state, dropping log lines that come after it."""
+        tensors = load_tensors(self.folder / STATE)
+        self.step, self.seconds = int(tensors.pop("step")), float(tensors.pop("seconds"))
+        self.module.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k[:6] == "model."})
+        for i, optimizer in enumerate(self.optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for key, tensor in tensors.items():
+                kind, *place = key.split(".", 3)
+                if kind == "optimizer" and place[0] == str(i):
+                    state.setdefault(int(place[1]), {})[place[2]] = tensor
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        log = self.folder / LOG
+        if log.is_file():
+            lines = [line for line in log.read_text().splitlines() if _step(line) <= self.step]
+            write_text(log, "".join(line + "\n" for line in lines))
+
+    def log(self, line: dict[str, int | float]) -> None:
+        """Append one JSON line to the training log."""
+        with open(self.folder / LOG, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def progress_bar(self, wanted: bool) -> Progress:
+        """A progress bar on standard error, on the main process."""
+        columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+        return Progress(
+            *columns,
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not (wanted and self.accelerator.is_main_process),
+        )
+
+
+def _step(line: str) -> float:
+    """Step of a log line; infinite for one that a kill cut short."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return float("inf")
+
+
+@contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

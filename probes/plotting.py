@@ -1,0 +1,111 @@
+"""From a result's table to a plotly figure, so that the figure's numbers are the table's numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from .glossary import AXES
+from .result import Result
+
+MEASURED, EXACT, INIT, BOUND = "#1b6ca8", "#111111", "#d95f02", "#999999"
+OTHERS = ("#7570b3", "#1b9e77", "#e7298a", "#a6761d", "#66a61e", "#666666")
+
+
+def panels(result: Result) -> go.Figure:
+    """One panel a statistic, the first axis along x, heads side by side, nulls beside the estimate."""
+    frame = result.frame
+    statistics = list(frame["statistic"].unique())
+    columns = min(3, len(statistics))
+    lines = -(-len(statistics) // columns)
+    titles = [f"{name} ({unit})" if (unit := result.units.get(name)) else name for name in statistics]
+    figure = make_subplots(lines, columns, subplot_titles=titles, vertical_spacing=0.32 / lines)
+    styles = _styles(result)
+    shown: set[str] = set()
+    for i, statistic in enumerate(statistics):
+        place = {"row": i // columns + 1, "col": i % columns + 1}
+        part = frame[frame["statistic"] == statistic]
+        axes = [axis for axis in result.axes() if part[axis].notna().any()]
+        part = part.dropna(subset=axes)
+        axis = "query" if "query" in axes else axes[0] if axes else None
+        x = part[axis].to_numpy(float) if axis else np.zeros(len(part))
+        if "head" in axes:
+            heads = part["head"].to_numpy(float)
+            x = x + 0.6 * (heads - heads.mean()) / (heads.max() + 1)
+        for column, (label, style) in styles.items():
+            if part[column].isna().all():
+                continue
+            trace = go.Scatter(
+                x=x,
+                y=part[column],
+                name=label,
+                legendgroup=label,
+                showlegend=label not in shown,
+                mode="markers" if axis is None or "head" in axes else "lines+markers",
+                text=["<br>".join(f"{name} {row[name]}" for name in axes) for _, row in part.iterrows()],
+                hovertemplate="%{text}<br>%{y:.4g}<extra>" + label + "</extra>",
+                **style,
+            )
+            if column == "estimate":
+                above, below = part["high"] - part["estimate"], part["estimate"] - part["low"]
+                trace.error_y = {"symmetric": False, "array": above, "arrayminus": below, "thickness": 1}
+            figure.add_trace(trace, **place)
+            shown.add(label)
+        figure.update_xaxes(title=AXES[axis] if axis else "", showticklabels=axis is not None, **place)
+        if axis == "layer":
+            figure.update_xaxes(dtick=1, **place)
+    figure.update_layout(
+        template="plotly_white",
+        height=120 + 260 * lines,
+        legend={"orientation": "h", "y": 1 + 0.22 / lines, "yanchor": "bottom"},
+        margin={"t": 110, "b": 50, "l": 50, "r": 20},
+        hovermode="closest",
+    )
+    return figure
+
+
+def _styles(result: Result) -> dict[str, tuple[str, dict]]:
+    """Column -> legend label and trace style, in drawing order."""
+    styles: dict[str, tuple[str, dict]] = {}
+    if "exact" in result.frame:
+        line = {"color": EXACT, "width": 3, "shape": "hvh"}
+        styles["exact"] = "exact posterior", {"line": line, "marker": {"size": 1}}
+    others = iter(OTHERS * 3)
+    for column in (c for c in result.frame if c.startswith(("null_", "bound_"))):
+        kind, name = column.split("_", 1)
+        label, colour = name.replace("_", " "), BOUND if kind == "bound" else next(others)
+        if column == "null_init":
+            label, colour = "same model at initialisation", INIT
+        line = {"color": colour, "dash": "dot", "width": 1.5}
+        marker = {"color": colour, "symbol": "line-ew-open", "size": 8}
+        styles[column] = f"{label} bound" if kind == "bound" else label, {"line": line, "marker": marker}
+    styles["estimate"] = "measured", {"line": {"color": MEASURED}, "marker": {"color": MEASURED, "size": 6}}
+    return styles
+
+
+def manifold_scatter(points: pd.DataFrame, layer: int | None = None) -> go.Figure:
+    """Points of one layer on their first three components, coloured by entropy; turn it with the mouse."""
+    layer = int(points["layer"].max()) if layer is None else layer
+    part = points[points["layer"] == layer]
+    part = part.iloc[:: max(1, len(part) // 2500)]
+    figure = go.Figure(
+        go.Scatter3d(
+            x=part["PC1"],
+            y=part.get("PC2", 0 * part["PC1"]),
+            z=part.get("PC3", 0 * part["PC1"]),
+            mode="markers",
+            marker={
+                "size": 2.5,
+                "color": part["entropy_bits"],
+                "colorscale": "Viridis",
+                "colorbar": {"title": "posterior<br>entropy (bits)"},
+            },
+            customdata=np.stack([part["position"], part["entropy_bits"]], 1),
+            hovertemplate="position %{customdata[0]}<br>%{customdata[1]:.3f} bits<extra></extra>",
+        )
+    )
+    scene = {f"{axis}axis": {"title": {"text": f"PC{i + 1}"}} for i, axis in enumerate("xyz")}
+    figure.update_layout(template="plotly_white", height=560, scene=scene, title=f"layer {layer}")
+    return figure
