@@ -98,6 +98,8 @@ def train(
 ) -> None:
     """Train a model on a wind tunnel and write a checkpoint folder."""
     with status("importing"):
+        from accelerate import PartialState
+
         from interp.evaluate import evaluation
         from interp.models.base import preset
         from interp.training import train as run_training
@@ -118,6 +120,8 @@ def train(
         resume=resume,
         command="windtunnel " + " ".join(arg for arg in sys.argv[1:] if arg not in ("--resume", "--json")),
     )
+    if not PartialState().is_main_process:
+        return
     model, task = load_checkpoint(folder)
     if as_json:
         show_json({**evaluation(model, task), "name": folder.name, "folder": str(folder)})

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp.errors import ModelError
 from interp.models.base import SequenceModel
@@ -16,7 +16,7 @@ from tasks.base import Batch, Task
 
 
 @torch.no_grad()
-def predict(model: SequenceModel, batch: Batch, batch_size: int = 256) -> Float[Tensor, "batch query d_out"]:
+def predict(model: nn.Module, batch: Batch, batch_size: int = 256) -> Float[Tensor, "batch query d_out"]:
     """The model's output at the supervised positions, a few sequences at a time, on the CPU."""
     device = next(model.parameters()).device
     parts = [

@@ -215,14 +215,15 @@ class Run:
         """Open a fresh folder, or restore an unfinished run."""
         plan = self.folder / "run.json"
         if not resume:
-            if self.folder.exists() and any(self.folder.iterdir()):
-                raise TrainingError(
-                    f"{self.folder} is not empty: pass --resume to continue the run in it, or another --out"
-                )
             if self.accelerator.is_main_process:
+                if self.folder.exists() and any(self.folder.iterdir()):
+                    raise TrainingError(
+                        f"{self.folder} is not empty: pass --resume to continue the run in it, or another --out"
+                    )
                 write_text(plan, json.dumps(self.description(), indent=2) + "\n")
                 self.save_snapshot()
                 self.save_state()
+            self.accelerator.wait_for_everyone()
             return
         if not plan.is_file():
             raise TrainingError(f"{self.folder} holds no unfinished run to resume; start one without --resume")
@@ -255,7 +256,7 @@ class Run:
                 speed = (self.step - first) * self.config.batch_size / elapsed
                 line = {
                     "step": self.step,
-                    "loss_bits": float(np.mean(losses)),
+                    "loss_bits": self.mean_over_processes(losses),
                     **measure(self.module, held_out, self.task.readout),
                     "lr_fraction": self.config.schedule(self.step - 1),
                     "seconds": round(self.seconds, 2),
@@ -271,6 +272,12 @@ class Run:
                 bar.advance(bar_task)
         if self.accelerator.is_main_process:
             self.finish("finished")
+        self.accelerator.wait_for_everyone()
+
+    def mean_over_processes(self, losses: list[float]) -> float:
+        """Mean of the losses of all processes."""
+        mean = torch.tensor(np.mean(losses), dtype=torch.float64, device=self.accelerator.device)
+        return float(self.accelerator.reduce(mean, "mean"))
 
     def update(self) -> float:
         """One optimiser step; returns the loss in bits above the Bayes floor."""

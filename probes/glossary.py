@@ -21,5 +21,6 @@ AXES = {
     "component": "principal component",
     "resample": "bootstrap resample",
     "draw": "uniform random draw",
+    "half": "sequence of the held-out half",
 }
 """Axis name -> what runs along it. TransformerLens's names where it has one."""

@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 from interp.errors import ModelError
 from tasks.base import Task, unknown
 
-ARCHITECTURES = {"transformer": "Transformer"}
+ARCHITECTURES = {"transformer": "Transformer", "mamba": "Mamba", "lstm": "LSTM", "mlp": "MLPModel"}
 """Architecture name -> class name, in the module ``interp.models.<architecture>``."""
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -23,8 +23,23 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "small": {"n_layers": 4, "d_model": 128, "n_heads": 4},
         "paper": {"n_layers": 6, "d_model": 192, "n_heads": 6},
     },
+    "mamba": {
+        "small": {"n_layers": 7, "d_model": 128, "positions": "none"},
+        "paper": {"n_layers": 11, "d_model": 192, "positions": "none"},
+    },
+    "lstm": {
+        "small": {"n_layers": 6, "d_model": 128, "positions": "none"},
+        "paper": {"n_layers": 9, "d_model": 192, "positions": "none"},
+    },
+    "mlp": {
+        "small": {"n_layers": 6, "d_model": 128},
+        "paper": {"n_layers": 9, "d_model": 192},
+    },
 }
-"""Named sizes of each architecture; the same name has the same parameter count within 10 %."""
+"""Named sizes of each architecture: equal widths, and parameter counts within 10 % of the transformer's."""
+
+OWNERS = {"n_heads": "transformer", "d_state": "mamba", "d_conv": "mamba", "expand": "mamba", "window": "mlp"}
+"""Setting -> the one architecture that has it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,14 @@ class ModelConfig:
     n_layers: int = 4
     d_model: int = 128
     n_heads: int = 4
+    d_state: int = 16
+    """States of a channel of Mamba."""
+    d_conv: int = 4
+    """Positions that Mamba's convolution sees."""
+    expand: int = 2
+    """Channels of Mamba over d_model."""
+    window: int = 1
+    """Positions that the MLP sees: the last one, or the last few."""
     positions: Literal["learned", "rotary", "none"] = "learned"
     norm: Literal["rms", "layer"] = "rms"
     init_std: float = 0.02
@@ -54,11 +77,19 @@ class ModelConfig:
         choose("norm", self.norm, ["rms", "layer"])
         choose("readin", self.readin, ["tokens", "vectors"])
         choose("readout", self.readout, ["categorical", "gaussian"])
-        for key in ("d_vocab", "d_out", "n_ctx", "n_layers", "d_model", "n_heads"):
+        for key in ("d_vocab", "d_out", "n_ctx", "n_layers", "d_model", *OWNERS):
             value = getattr(self, key)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ModelError(f"{key} must be a positive integer, got {value!r}")
-        if self.d_model % self.n_heads:
+        for key, owner in OWNERS.items():
+            if self.architecture != owner and getattr(self, key) != getattr(type(self), key):
+                raise ModelError(f"{key} is a setting of the {owner}, which the {self.architecture} does not have")
+        if self.positions == "rotary" and self.architecture != "transformer":
+            raise ModelError(
+                f"rotary positions turn queries and keys, which the {self.architecture} does not have; "
+                "choose learned or none"
+            )
+        if self.architecture == "transformer" and self.d_model % self.n_heads:
             raise ModelError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one")
         if self.positions == "rotary" and self.d_head % 2:
             raise ModelError(f"rotary positions need an even d_head, got {self.d_head}; change d_model or n_heads")
@@ -67,6 +98,11 @@ class ModelConfig:
     def d_head(self) -> int:
         """Width of one head."""
         return self.d_model // self.n_heads
+
+    @property
+    def d_mlp(self) -> int:
+        """Hidden width of the MLP: 4 d_model, or less where a wider window needs the parameters."""
+        return 8 * self.n_layers * self.d_model // (2 * self.n_layers + self.window - 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a config file."""
@@ -173,8 +209,10 @@ class SequenceModel(HookedRootModule):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def describe(self) -> dict[str, Any]:
-        """One flat row about the model: configuration, parameter count, hook sites."""
-        return {**self.cfg.to_dict(), "parameters": self.n_parameters, "sites": dict(self.sites)}
+        """One flat row about the model: the settings that it has, parameter count, hook sites."""
+        architecture = self.cfg.architecture
+        settings = {k: v for k, v in self.cfg.to_dict().items() if OWNERS.get(k, architecture) == architecture}
+        return {**settings, "parameters": self.n_parameters, "sites": dict(self.sites)}
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> SequenceModel:

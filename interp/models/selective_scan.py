@@ -106,7 +106,8 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         """With g the gradient of h: g_t = C_t dy_t + decay_{t+1} g_{t+1}, and d decay_t = g_t h_{t-1}."""
         x, dt, A, B, C, starts = ctx.saved_tensors
-        dx, ddt, dA, dB, dC = (torch.zeros_like(t) for t in (x, dt, A, B, C))
+        dx, ddt, dA, dB, dC = (torch.empty_like(t) for t in (x, dt, A, B, C))
+        dA.zero_()
         for rows in _rows(x, A):
             decays, states, grads = _buffers(3, x[rows], A)
             later = torch.zeros_like(states[:, 0])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,3 +154,20 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
             training_task=TINY_TASK,
             resume=True,
         )
+
+
+def test_two_processes_train_like_one(tmp_path):
+    settings = "symbols=5 pairs=4".split(), "d_model=16 n_layers=1 n_heads=2".split()
+    config = "optimizer=adamw batch_size=8 eval_every=10 eval_sequences=16".split()
+    options = [f"--set={s}" for s in settings[0]] + [f"--model-set={s}" for s in settings[1]]
+    options += [f"--config={s}" for s in config] + ["--steps=20"]
+    command = [str(Path(sys.executable).with_name("windtunnel")), "train", "bijection", "transformer", *options]
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    subprocess.run([*command, f"--out={tmp_path / 'one'}"], check=True, capture_output=True)
+    together = [*torchrun, *command, f"--out={tmp_path / 'two'}"]
+    subprocess.run(together, check=True, capture_output=True, env=environment)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+    losses = [[line["loss_bits"] for line in log(tmp_path / name)] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
