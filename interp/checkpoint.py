@@ -150,6 +150,8 @@ def find_checkpoint(source: str | Path) -> Path:
             raise CheckpointError(
                 f"no folder '{source}', and the hub did not give it ({type(error).__name__}: {reason})"
             ) from error
+    if Path(source).name != str(source):
+        raise CheckpointError(f"there is no folder {source}; `windtunnel list` names the checkpoints that are shipped")
     raise CheckpointError(unknown("checkpoint", str(source), checkpoint_names()))
 
 

@@ -38,20 +38,21 @@ class TrainConfig:
     (Rao-Blackwell), which has the same expected gradient and far less noise."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """``muon``: Muon on the matrices of the blocks, AdamW on the rest; ``adamw``: AdamW on everything."""
-    lr: float = 3e-3
+    lr: float = 2e-3
     """Peak learning rate of AdamW."""
-    muon_lr: float = 0.02
+    muon_lr: float = 0.015
     """Peak learning rate of Muon."""
     weight_decay: float = 0.0
     """Decoupled weight decay of matrices."""
     warmup: int = 50
     """Steps of linear warm-up."""
-    decay: float = 0.6
+    decay: float = 0.9
     """Fraction of the steps, at the end, over which the learning rate falls linearly to zero."""
     clip: float = 1.0
     """Largest gradient norm."""
-    matmul: Literal["highest", "high", "medium"] = "highest"
-    """torch's float32 matmul precision in training: ``medium`` may compute in bfloat16 where that is faster."""
+    matmul: Literal["highest", "high", "medium"] = "medium"
+    """torch's float32 matmul precision in training: ``medium`` computes in bfloat16 where that is faster. Models are
+    always evaluated and probed in float32."""
     eval_every: int = 100
     """Steps between measurements, log lines and saved states."""
     eval_sequences: int = 256
@@ -172,7 +173,7 @@ def train(
     """
     run = Run(task, model_config, config, Path(folder), training_task or task.replace(**task.training), command)
     run.start(resume)
-    with _matmul_precision(config.matmul), run.progress_bar(progress) as bar:
+    with run.progress_bar(progress) as bar:
         run.loop(bar)
     return run.folder
 
@@ -246,7 +247,8 @@ class Run:
         began, before, first = time.monotonic(), self.seconds, self.step
         losses: list[float] = []
         while self.step < self.config.steps:
-            losses.append(self.update())
+            with _matmul_precision(self.config.matmul):
+                losses.append(self.update())
             self.step += 1
             if self.step in snapshot_steps and self.accelerator.is_main_process:
                 self.save_snapshot()

@@ -13,8 +13,17 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-REGISTRY = {"bijection": "Bijection"}
-"""Task name -> class name, in the module ``tasks.<task name>``."""
+REGISTRY = {
+    "bijection": "bijection.Bijection",
+    "hmm": "hmm.HMM",
+    "markov": "markov.Markov",
+    "mess3": "process.Mess3",
+    "recall": "recall.Recall",
+    "recurrence": "recurrence.Recurrence",
+    "regression": "regression.Regression",
+    "rrxor": "process.RRXOR",
+}
+"""Task name -> module and class, under ``tasks``."""
 
 
 class TaskError(ValueError):
@@ -73,6 +82,31 @@ def entropy_bits(probabilities: Float64[np.ndarray, "*axes"]) -> Float64[np.ndar
     return np.maximum(entr(probabilities).sum(-1) / np.log(2), 0.0)
 
 
+def gaussian_entropy_bits(variance: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*axes"]:
+    """Differential entropy in bits of Gaussians, log2(2 pi e variance) / 2: negative where they are narrow."""
+    return np.log2(2 * np.pi * np.e * variance) / 2
+
+
+def categorical(
+    u: Float64[np.ndarray, "*axes"], probabilities: Float64[np.ndarray, "*axes state"]
+) -> Int64[np.ndarray, "*axes"]:
+    """One draw from each distribution over the last axis, by inverse CDF."""
+    return (u[..., None] >= probabilities.cumsum(-1)[..., :-1]).sum(-1)
+
+
+def gaussians(u: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*axes"]:
+    """Standard normals by inverse CDF; a uniform of exactly 0 counts as 2^-53."""
+    from scipy.special import ndtri
+
+    return ndtri(np.maximum(u, 2.0**-53))
+
+
+def dirichlet(u: Float64[np.ndarray, "*axes state"]) -> Float64[np.ndarray, "*axes state"]:
+    """Uniform draws from the simplex (Dirichlet(1)): exponentials over their sum."""
+    exponentials = -np.log1p(-u)
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
 @dataclass(frozen=True)
 class Task(ABC):
     """A family of sequences with a known posterior. The fields of a subclass are its parameters."""
@@ -82,6 +116,8 @@ class Task(ABC):
     """The inference primitive that the task needs (paper I)."""
     readin: ClassVar[Literal["tokens", "vectors"]] = "tokens"
     readout: ClassVar[Literal["categorical", "gaussian"]] = "categorical"
+    metric: ClassVar[Literal["mae_bits", "kl_bits", "accuracy"]] = "mae_bits"
+    """The natural figure of merit, beside the ones that all tasks share."""
     variants: ClassVar[dict[str, dict[str, Any]]] = {}
     """Named parameter changes under which a trained model is also evaluated."""
     training: ClassVar[dict[str, Any]] = {}
@@ -133,6 +169,60 @@ class Task(ABC):
                 raise TaskError(f"{what} must be at least {least}, got {value}")
         return self.draw(uniforms(seed, start, batch, self.n_uniforms))
 
+    def infer(
+        self, tokens: Int64[np.ndarray, "batch pos"] | Float32[np.ndarray, "batch pos d_in"]
+    ) -> tuple[Float64[np.ndarray, "batch query state"], Float64[np.ndarray, "batch query d_out"]]:
+        """Exact belief and posterior at the supervised positions, from the tokens alone."""
+        raise TaskError(f"{self.name} knows the posterior of sequences that it draws, not of given tokens")
+
+    def posterior(
+        self, tokens: Int64[Tensor, "batch pos"] | Float32[Tensor, "batch pos d_in"]
+    ) -> Float64[Tensor, "batch query d_out"]:
+        """Exact posterior of given sequences in this task's layout: edited ones give counterfactual posteriors.
+
+        Raises:
+            TaskError: if the sequences have another length, the task can't produce them, or it only knows its own.
+        """
+        if tokens.shape[1] != self.n_ctx:
+            raise TaskError(f"{self.name}: a sequence has {self.n_ctx} positions, got {tokens.shape[1]}")
+        return torch.from_numpy(self.infer(tokens.numpy())[1])
+
+    def baselines(self, batch: Batch) -> dict[str, Float64[Tensor, "batch query d_out"]]:
+        """Trivial predictors by name, in the form of ``batch.posterior``: what no understanding would score."""
+        if self.readout == "gaussian":
+            return {}
+        return {"uniform": torch.full_like(batch.posterior, 1 / self.d_out)}
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """What each token id (or each coordinate of the vectors read) stands for, for figures."""
+        return [str(i) for i in range(self.d_vocab)]
+
+    def _batch(
+        self,
+        tokens: Int64[np.ndarray, "batch pos"] | Float32[np.ndarray, "batch pos d_in"],
+        position: Int64[np.ndarray, " query"],
+        targets: Int64[np.ndarray, "batch query"] | Float64[np.ndarray, "batch query"],
+        evidence: Bool[np.ndarray, "*batch query pos"],
+        hypothesis: Int64[np.ndarray, "batch pos"] | None = None,
+    ) -> Batch:
+        """Solve the sequences with :meth:`infer`; positions are the same in all of them."""
+        belief, posterior = self.infer(tokens)
+        gaussian = self.readout == "gaussian"
+        entropy = gaussian_entropy_bits(posterior[..., 1]) if gaussian else entropy_bits(posterior)
+        if hypothesis is None:
+            hypothesis = np.full(tokens.shape[:2], -1)
+        return Batch(
+            tokens=torch.from_numpy(tokens),
+            position=torch.from_numpy(position).expand(len(tokens), -1),
+            targets=torch.from_numpy(targets),
+            posterior=torch.from_numpy(posterior),
+            entropy=torch.from_numpy(entropy),
+            belief=torch.from_numpy(belief),
+            hypothesis=torch.from_numpy(hypothesis),
+            evidence=torch.from_numpy(evidence).expand(len(tokens), -1, -1),
+        )
+
     def replace(self, **changes: Any) -> Task:
         """The same task with some parameters changed; unknown names raise :class:`TaskError`."""
         known = [field.name for field in fields(self)]
@@ -171,8 +261,8 @@ def get_task(name: str, **parameters: Any) -> Task:
     """
     if name not in REGISTRY:
         raise TaskError(unknown("task", name, task_names()))
-    task_class = getattr(importlib.import_module(f"tasks.{name}"), REGISTRY[name])
-    return task_class().replace(**parameters)
+    module, task_class = REGISTRY[name].split(".")
+    return getattr(importlib.import_module(f"tasks.{module}"), task_class)().replace(**parameters)
 
 
 def unknown(what: str, name: str, known: list[str]) -> str:

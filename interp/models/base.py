@@ -24,8 +24,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "paper": {"n_layers": 6, "d_model": 192, "n_heads": 6},
     },
     "mamba": {
-        "small": {"n_layers": 7, "d_model": 128, "positions": "none"},
-        "paper": {"n_layers": 11, "d_model": 192, "positions": "none"},
+        "small": {"n_layers": 4, "d_model": 168, "positions": "none"},
+        "paper": {"n_layers": 6, "d_model": 256, "positions": "none"},
     },
     "lstm": {
         "small": {"n_layers": 6, "d_model": 128, "positions": "none"},
@@ -68,6 +68,9 @@ class ModelConfig:
     """Positions that the MLP sees: the last one, or the last few."""
     positions: Literal["learned", "rotary", "none"] = "learned"
     norm: Literal["rms", "layer"] = "rms"
+    embed_std: float = 0.2
+    """Standard deviation of token and position embeddings at initialisation: tenfold the weights', or AdamW's
+    first steps drown them."""
     init_std: float = 0.02
     """Standard deviation of weights at initialisation; 1/sqrt(2 n_layers) of it where a block writes."""
 
@@ -160,12 +163,12 @@ class SequenceModel(HookedRootModule):
         super().__init__()
         self.cfg = cfg
         if cfg.readin == "tokens":
-            self.embed: nn.Module = Embedding(cfg.d_vocab, cfg.d_model, cfg.init_std)
+            self.embed: nn.Module = Embedding(cfg.d_vocab, cfg.d_model, cfg.embed_std)
         else:
             self.embed = Linear(cfg.d_vocab, cfg.d_model, cfg.d_vocab**-0.5)
         self.hook_embed = HookPoint()
         if cfg.positions == "learned":
-            self.pos_embed = Embedding(cfg.n_ctx, cfg.d_model, cfg.init_std)
+            self.pos_embed = Embedding(cfg.n_ctx, cfg.d_model, cfg.embed_std)
             self.hook_pos_embed = HookPoint()
         self.blocks = nn.ModuleList(blocks)
         self.ln_final = Norm(cfg)

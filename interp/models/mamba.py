@@ -9,7 +9,7 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import conv2d, linear, silu, softplus
 from transformer_lens.hook_points import HookPoint
 
 from interp.models.base import ModelConfig, Norm, SequenceModel
@@ -77,13 +77,20 @@ class Mixer(nn.Module):
 
     def forward(self, residual: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """Convolve, scan with input-dependent dt, B and C, gate, and project back."""
-        x, gate = self.in_proj(residual).chunk(2, dim=-1)
-        x = self.hook_conv(self.conv1d(x.mT)[..., : x.shape[1]].mT.contiguous())
+        x, gate = (linear(residual, half) for half in self.in_proj.weight.chunk(2))
+        x = self.hook_conv(self.convolve(x))
         x = self.hook_x(silu(x))
         low_rank, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
         dt = self.hook_dt(softplus(self.dt_proj(low_rank)))
         y = self.hook_scan_out(self.scan(x, dt, self.hook_B(B), self.hook_C(C)))
         return self.out_proj(y * self.hook_gate(silu(gate)))
+
+    def convolve(self, x: Float[Tensor, "batch pos d_inner"]) -> Float[Tensor, "batch pos d_inner"]:
+        """``conv1d`` over positions, causally: as an image of height 1, channels last, it needs no transposing."""
+        conv = self.conv1d
+        image, kernel = x.mT[:, :, None], conv.weight[:, :, None]
+        y = conv2d(image, kernel, conv.bias, padding=(0, conv.padding[0]), groups=conv.groups)
+        return y[:, :, 0, : x.shape[1]].mT
 
     def scan(
         self,

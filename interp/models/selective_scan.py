@@ -11,7 +11,8 @@ at the start of each tile is stored; the backward pass recomputes the others. Me
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,11 +21,12 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
-STEPS = 8
+STEPS = 4
 """Time steps in a tile: one state in so many is stored."""
-ELEMENTS = 2**18
-"""States in a tile on a CPU, about: two such float32 tiles fill a cache of 2 MiB."""
+ELEMENTS = 2**17
+"""Numbers in a tile on a CPU, at most: three float32 tiles fit a cache of 2 MiB."""
 
 
 def selective_scan(
@@ -83,89 +85,106 @@ def scan_by_kernel(
 
 
 class _Scan(torch.autograd.Function):
-    """The scan and its gradient, tile by tile; tiles have the axes ``batch step d_state d_inner``."""
+    """The scan and its gradient, tile by tile; a tile has the axes ``(batch step) d_state d_inner``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
         A = A.mT.contiguous()
-        y = torch.empty_like(x)
-        starts = x.new_empty(len(x), -(-x.shape[1] // STEPS), *A.shape)
-        for rows in _rows(x, A):
-            decays, states = _buffers(2, x[rows], A)
-            end = x.new_zeros(())
-            for start, x_, dt_, B_, C_, y_ in _tiles(rows, starts, x, dt, B, C, y):
-                start.copy_(end)
-                decay, state = decays[:, : x_.shape[1]], states[:, : x_.shape[1]]
-                end = _recur(decay, state, start, dt_ * x_, dt_, A, B_)
-                y_.copy_(_over_states(C_, state))
-        ctx.save_for_backward(x, dt, A, B, C, starts)
+        steps, blocks = _plan(x, A)
+        y, starts = torch.empty_like(x), []
+        for rows in blocks:
+            dt_, write = (_tile(t, steps)[:, :, None] for t in (dt[rows], dt[rows] * x[rows]))
+            B_, C_ = (_tile(t[rows], steps)[..., None] for t in (B, C))
+            y_ = torch.empty_like(dt_)
+            (decay, decays), (state, states) = (_buffer(x[rows], steps, A) for _ in range(2))
+            start = x.new_zeros(len(dt_), *states[0].shape)
+            for tile in range(len(dt_)):
+                if tile:
+                    start[tile] = states[-1]
+                _recur(decay, decays, state, states, start[tile], dt_[tile], write[tile], A, B_[tile])
+                torch.bmm(C_[tile].mT, state, out=y_[tile])
+            y[rows] = _untile(y_, x[rows])
+            starts.append(start)
+        ctx.save_for_backward(x, dt, A, B, C, *starts)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-        """With g the gradient of h: g_t = C_t dy_t + decay_{t+1} g_{t+1}, and d decay_t = g_t h_{t-1}."""
-        x, dt, A, B, C, starts = ctx.saved_tensors
-        dx, ddt, dA, dB, dC = (torch.empty_like(t) for t in (x, dt, A, B, C))
-        dA.zero_()
-        for rows in _rows(x, A):
-            decays, states, grads = _buffers(3, x[rows], A)
-            later = torch.zeros_like(states[:, 0])
-            tiles = _tiles(rows, starts, x, dt, B, C, dy, dx, ddt, dB, dC)
-            for start, x_, dt_, B_, C_, dy_, dx_, ddt_, dB_, dC_ in reversed(list(tiles)):
-                decay, state, grad = (buffer[:, : x_.shape[1]] for buffer in (decays, states, grads))
-                write = dt_ * x_
-                _recur(decay, state, start, write, dt_, A, B_)
-                dC_.copy_(_over_channels(dy_, state))
+        """With g the gradient of h: g_t = C_t dy_t + decay_{t+1} g_{t+1}, and that of decay_t is g_t h_{t-1}."""
+        x, dt, A, B, C, *starts = ctx.saved_tensors
+        steps, blocks = _plan(x, A)
+        dx, ddt, dB, dC = (torch.empty_like(t) for t in (x, dt, B, C))
+        dA = torch.zeros_like(A)
+        for rows, start in zip(blocks, starts, strict=True):
+            dt_, write, dy_ = (_tile(t, steps)[:, :, None] for t in (dt[rows], dt[rows] * x[rows], dy[rows]))
+            B_, C_ = (_tile(t[rows], steps)[..., None] for t in (B, C))
+            dwrite, ddt_, dB_, dC_ = (torch.empty_like(t) for t in (write, dt_, B_.mT, C_.mT))
+            (decay, decays), (state, states), (grad, grads) = (_buffer(x[rows], steps, A) for _ in range(3))
+            later = torch.zeros_like(grads[0])
+            ones = A.new_ones(len(grad), 1, len(A))
+            for tile in reversed(range(len(dt_))):
+                _recur(decay, decays, state, states, start[tile], dt_[tile], write[tile], A, B_[tile])
+                torch.bmm(dy_[tile], state.mT, out=dC_[tile])
 
-                torch.mul(C_[..., None], dy_[:, :, None], out=grad)
-                steps, keeps = grad.unbind(1), decay.unbind(1)
-                steps[-1].add_(later)
-                for t in range(len(steps) - 1, 0, -1):
-                    steps[t - 1].addcmul_(keeps[t], steps[t])
-                torch.mul(keeps[0], steps[0], out=later)
-                dB_.copy_(_over_channels(write, grad))
-                dwrite = _over_states(B_, grad)
-                torch.mul(dwrite, dt_, out=dx_)
+                torch.mul(C_[tile], dy_[tile], out=grad)
+                grads[-1].add_(later)
+                for t in range(steps - 1, 0, -1):
+                    grads[t - 1].addcmul_(decays[t], grads[t])
+                torch.mul(decays[0], grads[0], out=later)
+                torch.bmm(write[tile], grad.mT, out=dB_[tile])
+                torch.bmm(B_[tile].mT, grad, out=dwrite[tile])
 
                 exponent = grad.mul_(decay)
-                exponent[:, 1:].mul_(state[:, :-1])
-                exponent[:, 0].mul_(start)
-                torch.addcmul(torch.mul(exponent, A, out=state).sum(2), dwrite, x_, out=ddt_)
-                dA += exponent.mul_(dt_[:, :, None]).sum((0, 1))
+                grads[0].mul_(start[tile])
+                for t in range(1, steps):
+                    grads[t].mul_(states[t - 1])
+                torch.bmm(ones, torch.mul(exponent, A, out=state), out=ddt_[tile])
+                dA.view(-1).addmv_(exponent.mul_(dt_[tile]).flatten(1).T, ones[:, 0, 0])
+            dwrite, ddt_, dB[rows], dC[rows] = (_untile(t, x[rows]) for t in (dwrite, ddt_, dB_, dC_))
+            torch.mul(dwrite, dt[rows], out=dx[rows])
+            torch.addcmul(ddt_, dwrite, x[rows], out=ddt[rows])
         return dx, ddt, dA.mT, dB, dC
 
 
-def _recur(decay: Tensor, state: Tensor, start: Tensor, write: Tensor, dt: Tensor, A: Tensor, B: Tensor) -> Tensor:
-    """Fill ``decay`` and ``state``, and return the last state."""
-    torch.mul(dt[:, :, None], A, out=decay).exp_()
-    torch.mul(B[..., None], write[:, :, None], out=state)
+def _recur(
+    decay: Tensor,
+    decays: Sequence[Tensor],
+    state: Tensor,
+    states: Sequence[Tensor],
+    start: Tensor,
+    dt: Tensor,
+    write: Tensor,
+    A: Tensor,
+    B: Tensor,
+) -> None:
+    """Fill the tiles of decays and states."""
+    torch.mul(dt, A, out=decay).exp_()
+    torch.mul(B, write, out=state)
     before = start
-    for now, keep in zip(state.unbind(1), decay.unbind(1), strict=True):
+    for keep, now in zip(decays, states, strict=True):
         before = now.addcmul_(keep, before)
-    return before
 
 
-def _over_states(weight: Tensor, tile: Tensor) -> Tensor:
-    """Sum over d_state with weights ``batch step d_state``; a batch of row vectors times matrices is fastest."""
-    return torch.bmm(weight.flatten(0, 1)[:, None], tile.flatten(0, 1)).view(*tile.shape[:2], -1)
+def _plan(x: Tensor, A: Tensor) -> tuple[int, list[slice]]:
+    """Steps in a tile, and its sequences: few enough for the cache of a CPU, or all of them elsewhere."""
+    steps = math.ceil(x.shape[1] / math.ceil(x.shape[1] / STEPS))
+    count = max(1, ELEMENTS // (steps * A.numel())) if x.device.type == "cpu" else len(x)
+    return steps, [slice(first, first + count) for first in range(0, len(x), count)]
 
 
-def _over_channels(weight: Tensor, tile: Tensor) -> Tensor:
-    """Sum over d_inner with weights ``batch step d_inner``."""
-    return torch.bmm(weight.flatten(0, 1)[:, None], tile.flatten(0, 1).mT).view(*tile.shape[:2], -1)
+def _tile(t: Tensor, steps: int) -> Tensor:
+    """Cut positions into tiles; the last is filled with zeros, which leave the state as it is."""
+    t = pad(t, (0, 0, 0, -t.shape[1] % steps))
+    return rearrange(t, "batch (tile step) d -> tile (batch step) d", step=steps)
 
 
-def _rows(x: Tensor, A: Tensor) -> list[slice]:
-    """The sequences of each tile: few enough for the cache, or all where there is no CPU cache to fill."""
-    count = max(1, ELEMENTS // (STEPS * A.numel())) if x.device.type == "cpu" else len(x)
-    return [slice(first, first + count) for first in range(0, len(x), count)]
+def _untile(t: Tensor, like: Tensor) -> Tensor:
+    """The inverse of :func:`_tile`."""
+    return rearrange(t, "tile (batch step) 1 d -> batch (tile step) d", batch=len(like))[:, : like.shape[1]]
 
 
-def _tiles(rows: slice, starts: Tensor, *sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The state at the start of each tile, and views of each ``batch pos ...`` tensor within it."""
-    return zip(starts[rows].unbind(1), *(t[rows].split(STEPS, 1) for t in sequences), strict=True)
-
-
-def _buffers(count: int, x: Tensor, A: Tensor) -> Tensor:
-    return x.new_empty(count, len(x), min(STEPS, x.shape[1]), *A.shape)
+def _buffer(x: Tensor, steps: int, A: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    """A tile, and views of its steps."""
+    tile = x.new_empty(len(x) * steps, *A.shape)
+    return tile, tile.unflatten(0, (len(x), steps)).unbind(1)
