@@ -7,7 +7,7 @@ from .errors import InterpError as InterpError
 from .models.base import ModelConfig as ModelConfig
 from .models.base import build_model as build_model
 from .models.base import preset as preset
-from .training import TrainConfig as TrainConfig
+from .recipe import TrainConfig as TrainConfig
 from .training import train as train
 
 __all__ = [

@@ -54,6 +54,8 @@ def model_card(name: str, config: dict[str, Any]) -> str:
 def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in metrics.items():
+        if key == "baselines":
+            continue
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}: ")
         else:

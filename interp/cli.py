@@ -62,7 +62,7 @@ def evaluate(
     """Measure a checkpoint's predictive distribution against the exact posterior, in bits."""
     with status("evaluating"):
         from interp.checkpoint import load_checkpoint
-        from interp.evaluate import evaluation
+        from interp.evaluate import FIGURES, evaluation
 
         model, task = load_checkpoint(source)
         found = evaluation(model, task.replace(**parse(settings)), sequences=sequences, seed=seed)
@@ -71,8 +71,12 @@ def evaluate(
         show_json(found)
         return
     lines = {"": found, **found.get("variants", {})}
-    columns = ("mae_bits", "curve_mae_bits", "kl_bits", "tv", "accuracy")
-    show_table([{"on": name or task.name, **{c: line[c] for c in columns}} for name, line in lines.items()])
+    rows = []
+    for name, line in lines.items():
+        rows.append({"on": name or task.name, "predictor": "model", **{c: line[c] for c in FIGURES}})
+        for trivial, figures in line["baselines"].items():
+            rows.append({"on": "", "predictor": trivial, **{c: figures.get(c) for c in FIGURES}})
+    show_table(rows)
 
 
 @app.command()
@@ -102,8 +106,8 @@ def train(
 
         from interp.evaluate import evaluation
         from interp.models.base import preset
+        from interp.recipe import train_config
         from interp.training import train as run_training
-        from interp.training import train_config
         from tasks.base import get_task
 
         from interp.checkpoint import load_checkpoint  # isort: skip
@@ -153,6 +157,31 @@ def tasks(as_json: Json = False) -> None:
         line = {"name": name, "primitive": task.primitive, "readin": task.readin, "readout": task.readout}
         lines.append(line | {"positions": task.n_ctx, "parameters": task.parameters()})
     show_json(lines) if as_json else show_table(lines)
+
+
+@app.command()
+def show(
+    task_name: Annotated[str, typer.Argument(metavar="TASK", help="See `windtunnel tasks`.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("sequence.html"),
+    index: Annotated[int, typer.Option(min=0, help="Which sequence of the stream.")] = 0,
+    seed: Seed = 0,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Draw one sequence of a wind tunnel with its exact posterior, as an interactive figure."""
+    from interp.figures import sequence_figure
+    from interp.files import write_text
+    from tasks.base import get_task
+
+    task = get_task(task_name, **parse(settings))
+    write_text(output, sequence_figure(task, seed=seed, index=index).to_html())
+    batch = task.sample(1, seed=seed, start=index)
+    if as_json:
+        fields = ("tokens", "position", "targets", "posterior", "entropy")
+        drawn = {field: getattr(batch, field)[0].tolist() for field in fields}
+        show_json({"task": task_name, "parameters": task.parameters(), **drawn, "output": str(output)})
+    else:
+        typer.echo(f"{output} written: open it in a browser")
 
 
 def parse(settings: list[str] | None) -> dict[str, Any]:

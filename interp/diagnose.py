@@ -19,10 +19,11 @@ from probes.extract import Activations, extract
 from probes.manifold import value_manifold
 from probes.orthogonality import key_orthogonality
 from probes.result import Result
-from probes.sharpening import query_key_sharpening
+from probes.sharpening import query_key_sharpening, separable
 from tasks.base import Batch, Task
 
-MANIFOLD_SITES = ("v", "z", "attn_out", "resid_post")
+MANIFOLD_SITES = ("v", "z", "attn_out", "mixer_out", "lstm_out", "resid_post")
+SITES = ("k", "scores", "pattern", *MANIFOLD_SITES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +101,16 @@ def diagnose(
             outputs = predict(model, batch), predict(twin, batch)
             name_of = title if not changes else f"calibration, {title.replace('_', ' ')}"
             results[name_of] = calibration(
-                outputs[0], batch.posterior, batch.targets, twin=outputs[1], readout=task.readout
+                outputs[0],
+                batch.posterior,
+                batch.targets,
+                baselines=variant.baselines(batch),
+                twin=outputs[1],
+                readout=task.readout,
             )
     batch = task.replace(**task.training).sample(sequences, seed=seed)
-    results |= geometry(extract(model, batch, twin_seed=twin_seed), batch)
+    sites = [site for site in SITES if site in model.sites]
+    results |= geometry(extract(model, batch, sites, twin_seed=twin_seed), batch)
     settings = {"sequences": sequences, "seed": seed, "twin_seed": twin_seed, "versions": versions()}
     return Diagnosis(name or f"{task.name}-{model.cfg.architecture}", task, model.describe(), results, settings)
 
@@ -113,7 +120,7 @@ def geometry(acts: Activations, batch: Batch) -> dict[str, Result]:
     results: dict[str, Result] = {}
     if _held(acts, "k") and (batch.hypothesis >= 0).any():
         results["key orthogonality"] = key_orthogonality(acts, batch.hypothesis)
-    if _held(acts, "scores") and not batch.evidence.all():
+    if _held(acts, "scores") and separable(batch.evidence, batch.position).any():
         results["query-key sharpening"] = query_key_sharpening(acts, batch.evidence)
     for site in MANIFOLD_SITES:
         if _held(acts, site):

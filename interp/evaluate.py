@@ -14,6 +14,9 @@ from probes.calibration import Readout, calibration, entropy_bits, kl_bits
 from probes.result import Result
 from tasks.base import Batch, Task
 
+FIGURES = ("mae_bits", "curve_mae_bits", "kl_bits", "tv", "accuracy")
+"""The figures over all positions; what a Gaussian readout lacks is None."""
+
 
 @torch.no_grad()
 def predict(model: nn.Module, batch: Batch, batch_size: int = 256) -> Float[Tensor, "batch query d_out"]:
@@ -48,6 +51,7 @@ def calibrate(
         predict(model, batch),
         batch.posterior,
         batch.targets,
+        baselines=task.baselines(batch),
         readout=task.readout,
         resamples=resamples,
     )
@@ -76,17 +80,16 @@ def evaluation(model: SequenceModel, task: Task, *, sequences: int = 1024, seed:
 
 
 def headline(result: Result) -> dict[str, Any]:
-    """The figures over all positions of a calibration result."""
-    found: dict[str, Any] = {}
-    for statistic in ("mae_bits", "curve_mae_bits", "kl_bits", "tv", "accuracy"):
-        if statistic in set(result.frame["statistic"]):
-            row = result.row(statistic)
-            found[statistic] = float(row["estimate"])
-            if statistic == "mae_bits":
-                found["mae_bits_ci"] = [float(row["low"]), float(row["high"])]
-        else:
-            found[statistic] = None
-    return found
+    """The figures over all positions of a calibration result, and those of the trivial predictors."""
+    found: dict[str, Any] = dict.fromkeys(FIGURES)
+    trivial: dict[str, dict[str, float]] = {name.removeprefix("null_"): {} for name in result.nulls()}
+    for statistic in set(FIGURES) & set(result.frame["statistic"]):
+        row = result.row(statistic)
+        found[statistic] = float(row["estimate"])
+        for name, figures in trivial.items():
+            figures[statistic] = float(row[f"null_{name}"])
+    low, high = result.row("mae_bits")[["low", "high"]]
+    return {**found, "mae_bits_ci": [float(low), float(high)], "baselines": trivial}
 
 
 def require_fit(model: SequenceModel, task: Task) -> None:

@@ -58,11 +58,11 @@ def key_orthogonality(
     if not usable.any():
         raise ProbeError("no sequence names two distinct hypotheses, so there is no pair of keys to compare")
     pairs, count = pairs[usable], _frame_size(labels[usable])
-    keys = [layer[usable] for layer in acts.layers(site)]
+    keys = [_by_head(layer)[usable] for layer in acts.layers(site)]
     measured = _stack([_cosines(layer, pairs, site) for layer in keys])
     twin = None
     if acts.twin is not None:
-        twin = _stack([_cosines(layer[usable], pairs, site) for layer in acts.twin.layers(site)])
+        twin = _stack([_cosines(_by_head(layer)[usable], pairs, site) for layer in acts.twin.layers(site)])
 
     d_head = keys[0].shape[-1]
     bound = float(np.sqrt((welch_bound(count, d_head) ** 2).mean()))
@@ -88,6 +88,11 @@ def key_orthogonality(
             )
         )
     return Result("key_orthogonality", table(*parts), READING, {}, level)
+
+
+def _by_head(keys: Float[Tensor, "batch pos ..."]) -> Float[Tensor, "batch pos head d_head"]:
+    """Keys that have no head axis (Mamba's B) are those of one head."""
+    return keys if keys.ndim == 4 else keys[:, :, None]
 
 
 def _distinct_pairs(labels: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch query_pos key_pos"]:

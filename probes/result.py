@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from .glossary import AXES
-
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -137,8 +135,3 @@ def table(*parts: pd.DataFrame) -> pd.DataFrame:
     order = [axis for axis in INDEX if axis in frame]
     rest = [column for column in frame if column not in order]
     return frame[order + rest]
-
-
-def axis_title(axis: str) -> str:
-    """What the glossary says runs along an axis."""
-    return AXES[axis]

@@ -54,15 +54,15 @@ def query_key_sharpening(
     position = acts.position if position is None else position
     if position is None:
         raise ProbeError("query_key_sharpening needs the supervised positions; pass position=batch.position")
-    source = torch.arange(evidence.shape[-1]) <= position[..., None]
-    evidence = evidence & source
-    counts = (evidence.any(-1) & (source & ~evidence).any(-1)).double()
+    counts = separable(evidence, position).double()
     usable = counts.any(1)
     if not usable.any():
         raise ProbeError(
             "no query has both evidence and other sources, so attention has nothing to separate; "
             "check the evidence mask or draw longer sequences"
         )
+    source = torch.arange(evidence.shape[-1]) <= position[..., None]
+    evidence = evidence & source
     masks = (position[usable], evidence[usable], source[usable], counts[usable])
     measured = _measure(acts.layers("scores"), acts.layers("pattern"), usable, *masks)
     twin = None
@@ -91,6 +91,14 @@ def query_key_sharpening(
         init = None if twin is None else _slope_over_layers(twin[statistic], weight).mean()
         parts.append(rows(f"{statistic}_per_layer", *found, null_uniform=0.0, null_init=init))
     return Result("query_key_sharpening", table(*parts), READING, UNITS, level)
+
+
+def separable(
+    evidence: Bool[Tensor, "batch query pos"], position: Int64[Tensor, "batch query"]
+) -> Bool[Tensor, "batch query"]:
+    """Queries that may attend to evidence and to something else: where attention has a choice."""
+    source = torch.arange(evidence.shape[-1]) <= position[..., None]
+    return (evidence & source).any(-1) & (~evidence & source).any(-1)
 
 
 def _measure(

@@ -79,7 +79,7 @@ def entropy_bits(probabilities: Float64[np.ndarray, "*axes"]) -> Float64[np.ndar
     """Shannon entropy in bits over the last axis, with 0 log 0 = 0."""
     from scipy.special import entr
 
-    return np.maximum(entr(probabilities).sum(-1) / np.log(2), 0.0)
+    return np.maximum(np.einsum("...i->...", entr(probabilities)) / np.log(2), 0.0)
 
 
 def gaussian_entropy_bits(variance: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*axes"]:
@@ -88,10 +88,10 @@ def gaussian_entropy_bits(variance: Float64[np.ndarray, "*axes"]) -> Float64[np.
 
 
 def categorical(
-    u: Float64[np.ndarray, "*axes"], probabilities: Float64[np.ndarray, "*axes state"]
+    u: Float64[np.ndarray, "*axes"], cumulative: Float64[np.ndarray, "*axes state"]
 ) -> Int64[np.ndarray, "*axes"]:
-    """One draw from each distribution over the last axis, by inverse CDF."""
-    return (u[..., None] >= probabilities.cumsum(-1)[..., :-1]).sum(-1)
+    """One draw from each distribution, given by its cumulative sums over the last axis (inverse CDF)."""
+    return (u[..., None] >= cumulative[..., :-1]).sum(-1)
 
 
 def gaussians(u: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*axes"]:
@@ -169,11 +169,11 @@ class Task(ABC):
                 raise TaskError(f"{what} must be at least {least}, got {value}")
         return self.draw(uniforms(seed, start, batch, self.n_uniforms))
 
+    @abstractmethod
     def infer(
         self, tokens: Int64[np.ndarray, "batch pos"] | Float32[np.ndarray, "batch pos d_in"]
     ) -> tuple[Float64[np.ndarray, "batch query state"], Float64[np.ndarray, "batch query d_out"]]:
         """Exact belief and posterior at the supervised positions, from the tokens alone."""
-        raise TaskError(f"{self.name} knows the posterior of sequences that it draws, not of given tokens")
 
     def posterior(
         self, tokens: Int64[Tensor, "batch pos"] | Float32[Tensor, "batch pos d_in"]
@@ -181,10 +181,14 @@ class Task(ABC):
         """Exact posterior of given sequences in this task's layout: edited ones give counterfactual posteriors.
 
         Raises:
-            TaskError: if the sequences have another length, the task can't produce them, or it only knows its own.
+            TaskError: if the task can't produce the sequences.
         """
         if tokens.shape[1] != self.n_ctx:
             raise TaskError(f"{self.name}: a sequence has {self.n_ctx} positions, got {tokens.shape[1]}")
+        if self.readin == "tokens" and not 0 <= tokens.min() <= tokens.max() < self.d_vocab:
+            raise TaskError(
+                f"{self.name}: token ids run from 0 to {self.d_vocab - 1}, got {tokens.min()} to {tokens.max()}"
+            )
         return torch.from_numpy(self.infer(tokens.numpy())[1])
 
     def baselines(self, batch: Batch) -> dict[str, Float64[Tensor, "batch query d_out"]]:
@@ -204,14 +208,12 @@ class Task(ABC):
         position: Int64[np.ndarray, " query"],
         targets: Int64[np.ndarray, "batch query"] | Float64[np.ndarray, "batch query"],
         evidence: Bool[np.ndarray, "*batch query pos"],
-        hypothesis: Int64[np.ndarray, "batch pos"] | None = None,
+        named: Int64[np.ndarray, "batch pos"] | None = None,
     ) -> Batch:
-        """Solve the sequences with :meth:`infer`; positions are the same in all of them."""
+        """Solve the sequences with :meth:`infer`; ``position`` is the same in all, ``named`` the hypotheses if any."""
         belief, posterior = self.infer(tokens)
         gaussian = self.readout == "gaussian"
         entropy = gaussian_entropy_bits(posterior[..., 1]) if gaussian else entropy_bits(posterior)
-        if hypothesis is None:
-            hypothesis = np.full(tokens.shape[:2], -1)
         return Batch(
             tokens=torch.from_numpy(tokens),
             position=torch.from_numpy(position).expand(len(tokens), -1),
@@ -219,7 +221,7 @@ class Task(ABC):
             posterior=torch.from_numpy(posterior),
             entropy=torch.from_numpy(entropy),
             belief=torch.from_numpy(belief),
-            hypothesis=torch.from_numpy(hypothesis),
+            hypothesis=torch.tensor(-1).expand(tokens.shape[:2]) if named is None else torch.from_numpy(named),
             evidence=torch.from_numpy(evidence).expand(len(tokens), -1, -1),
         )
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float64
+from einops import rearrange
+from jaxtyping import Bool, Float64, Int64
 
-from .base import Batch, Task, TaskError, entropy_bits
+from .base import Batch, Task, TaskError
 
 
 @dataclass(frozen=True)
@@ -73,34 +73,43 @@ class Bijection(Task):
 
     def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
         """Turn uniforms into sequences; see :class:`Bijection` for the posterior."""
-        n, symbols, pairs = len(u), self.symbols, self.pairs
+        symbols, pairs = self.symbols, self.pairs
         bijection = u[:, :symbols].argsort(1)
         distinct = u[:, symbols : 2 * symbols].argsort(1)[:, :pairs]
         replaced = (u[:, 2 * symbols : -1] * symbols).astype(np.int64)
         keys = replaced if pairs > symbols else np.where(u[:, -1:] < self.repeats, replaced, distinct)
         values = np.take_along_axis(bijection, keys, 1)
-
-        earlier = np.tri(pairs, k=-1, dtype=bool)
-        same_pair = (keys[:, :, None] == keys[:, None, :]) & earlier
-        key_seen = same_pair.any(2, keepdims=True)
-        shown = np.eye(symbols, dtype=bool)[values]
-        value_seen = np.zeros((n, pairs, symbols), dtype=bool)
-        np.logical_or.accumulate(shown[:, :-1], axis=1, out=value_seen[:, 1:])
-        possible = np.where(key_seen, shown, ~value_seen)
-        posterior = possible / possible.sum(-1, keepdims=True)
-
-        tokens = np.stack([keys, values + symbols], 2).reshape(n, 2 * pairs)
+        tokens = rearrange([keys, values + symbols], "pair batch query -> batch (query pair)")
+        same_pair = self._same_pair(keys)
+        evidence = np.zeros((len(u), pairs, 2 * pairs), dtype=bool)
+        evidence[..., 1::2] = np.where(same_pair.any(2, keepdims=True), same_pair, np.tri(pairs, k=-1, dtype=bool))
         hypothesis = np.where(tokens >= symbols, tokens - symbols, -1)
-        evidence = np.zeros((n, pairs, pairs, 2), dtype=bool)
-        evidence[..., 1] = np.where(key_seen, same_pair, earlier)
-        exact = torch.from_numpy(posterior)
-        return Batch(
-            tokens=torch.from_numpy(tokens),
-            position=torch.arange(0, 2 * pairs, 2).expand(n, pairs),
-            targets=torch.from_numpy(values),
-            posterior=exact,
-            entropy=torch.from_numpy(entropy_bits(posterior)),
-            belief=exact,
-            hypothesis=torch.from_numpy(hypothesis),
-            evidence=torch.from_numpy(evidence.reshape(n, pairs, 2 * pairs)),
-        )
+        return self._batch(tokens, np.arange(0, 2 * pairs, 2), values, evidence, hypothesis)
+
+    def infer(
+        self, tokens: Int64[np.ndarray, "batch pos"]
+    ) -> tuple[Float64[np.ndarray, "batch query d_out"], Float64[np.ndarray, "batch query d_out"]]:
+        """The posterior over the value due, twice: it is also the belief."""
+        keys, values = tokens[:, ::2], tokens[:, 1::2] - self.symbols
+        if not (
+            (tokens >= 0) & (tokens < self.d_vocab) & ((tokens >= self.symbols) == (np.arange(self.n_ctx) % 2))
+        ).all():
+            raise TaskError(f"bijection: tokens must alternate keys below {self.symbols} and values from there up")
+        same_pair = self._same_pair(keys)
+        if (same_pair != self._same_pair(values)).any():
+            raise TaskError("bijection: no bijection gives one key two values, or two keys one value")
+        shown = np.eye(self.symbols, dtype=bool)[values]
+        value_seen = np.zeros_like(shown)
+        np.logical_or.accumulate(shown[:, :-1], axis=1, out=value_seen[:, 1:])
+        possible = np.where(same_pair.any(2, keepdims=True), shown, ~value_seen)
+        posterior = possible / possible.sum(-1, keepdims=True)
+        return posterior, posterior
+
+    def _same_pair(self, symbols: Int64[np.ndarray, "batch query"]) -> Bool[np.ndarray, "batch query query"]:
+        """Which earlier pairs hold the same key, or the same value."""
+        return (symbols[:, :, None] == symbols[:, None, :]) & np.tri(self.pairs, k=-1, dtype=bool)
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """Keys k0, k1, ... and values v0, v1, ..."""
+        return [f"{kind}{i}" for kind in "kv" for i in range(self.symbols)]

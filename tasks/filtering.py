@@ -14,7 +14,7 @@ def normalised(joint: Float64[np.ndarray, "*axes state"]) -> Float64[np.ndarray,
     Raises:
         TaskError: where the sum is 0: the observation is impossible.
     """
-    total = joint.sum(-1, keepdims=True)
+    total = np.einsum("...i->...", joint)[..., None]
     if not (total > 0).all():
         raise TaskError("the given tokens have probability 0 under the task, so nothing follows from them")
     return joint / total

@@ -121,14 +121,12 @@ class HMM(Task):
         return self.steps + (self.target == "next")
 
     @property
-    def _position(self) -> Int64[np.ndarray, " query"]:
-        return np.arange(self._header_length + 1, self.n_ctx, 2) if self.header else np.arange(self.steps)
-
-    @property
-    def _probabilities(self) -> Int64[np.ndarray, " probability"]:
-        """Positions of the header that hold T, then E."""
-        place = np.arange(1, self._header_length - 1)
-        return place[place != self.states**2 + 1]
+    def _places(self) -> tuple[slice, slice, slice]:
+        """Positions of T, of E and of the observations."""
+        if not self.header:
+            return slice(0), slice(0), slice(None)
+        square, length = self.states**2, self._header_length
+        return slice(1, square + 1), slice(square + 2, length - 1), slice(length + 1, None, 2)
 
     def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
         """Turn uniforms into sequences; see :class:`HMM` for the posterior."""
@@ -138,27 +136,27 @@ class HMM(Task):
             transition, emission = self._from_uniforms(u[:, : -2 * self._drawn])
         else:
             transition, emission = self._repeated(n)
-        sequence = np.arange(n)
+        sequence, leave, show = np.arange(n), transition.cumsum(-1), emission.cumsum(-1)
         states = np.empty((n, self._drawn), dtype=np.int64)
         states[:, 0] = walk[:, 0] * self.states
         for t in range(1, self._drawn):
-            states[:, t] = categorical(walk[:, t], transition[sequence, states[:, t - 1]])
-        symbols = categorical(emit, emission[sequence[:, None], states])
+            states[:, t] = categorical(walk[:, t], leave[sequence, states[:, t - 1]])
+        symbols = categorical(emit, show[sequence[:, None], states])
 
+        for_t, for_e, observed = self._places
         tokens = symbols[:, : self.steps]
-        evidence = np.tri(self.steps, dtype=bool)
         if self.header:
             markers = 101 - self._lowest
             tokens = np.full((n, self.n_ctx), markers + 3)
-            tokens[:, 0], tokens[:, self.states**2 + 1], tokens[:, self._header_length - 1] = markers + np.arange(3)
-            stated = np.concatenate([transition.reshape(n, -1), emission.reshape(n, -1)], 1)
-            tokens[:, self._probabilities] = np.rint(100 * stated).astype(np.int64) - self._lowest
-            tokens[:, self._position] = markers + 4 + symbols[:, : self.steps]
-            evidence = np.zeros((self.steps, self.n_ctx), dtype=bool)
-            evidence[:, self._probabilities] = True
-            evidence[:, self._position] = np.tri(self.steps, dtype=bool)
+            tokens[:, 0], tokens[:, for_t.stop], tokens[:, for_e.stop] = markers + np.arange(3)
+            for place, matrix in ((for_t, transition), (for_e, emission)):
+                tokens[:, place] = np.rint(100 * matrix).reshape(n, -1) - self._lowest
+            tokens[:, observed] = markers + 4 + symbols[:, : self.steps]
+        evidence = np.zeros((self.steps, self.n_ctx), dtype=bool)
+        evidence[:, for_t] = evidence[:, for_e] = True
+        evidence[:, observed] = np.tri(self.steps, dtype=bool)
         targets = states if self.target == "state" else symbols[:, 1:]
-        return self._batch(tokens, self._position, targets, evidence)
+        return self._batch(tokens, np.arange(self.n_ctx)[observed], targets, evidence)
 
     def infer(
         self, tokens: Int64[np.ndarray, "batch pos"]
@@ -204,12 +202,11 @@ class HMM(Task):
         """Transition and emission of each sequence, read from its header where it has one."""
         if not self.header:
             return self._repeated(len(tokens))
-        stated = (tokens[:, self._probabilities] + self._lowest) / 100
-        square = self.states**2
-        return (
-            rearrange(stated[:, :square], "batch (state then) -> batch state then", state=self.states),
-            rearrange(stated[:, square:], "batch (state symbol) -> batch state symbol", state=self.states),
+        transition, emission = (
+            rearrange(tokens[:, place] + self._lowest, "batch (state to) -> batch state to", state=self.states) / 100
+            for place in self._places[:2]
         )
+        return transition, emission
 
     @cached_property
     def _fixed(self) -> Parameters:
@@ -231,7 +228,11 @@ class HMM(Task):
     def _read(self, tokens: Int64[np.ndarray, "batch pos"]) -> tuple[Parameters, Float64[np.ndarray, "batch step _"]]:
         """T and E, and the likelihood of each state at each step."""
         transition, emission = self.parameters_of(tokens)
-        symbols = tokens[:, self._position] - (self.d_vocab - self.symbols)
+        if not all(np.allclose(np.einsum("...i->...", rows), 1) for rows in (transition, emission)):
+            raise TaskError("hmm: every row of T and of E that a header states must sum to 1")
+        symbols = tokens[:, self._places[2]] - (self.d_vocab - self.symbols)
+        if symbols.min() < 0:
+            raise TaskError("hmm: every [OBS] must be followed by a symbol, one of the last tokens of the vocabulary")
         return (transition, emission), emission[np.arange(len(tokens))[:, None], :, symbols]
 
     def _answer(
@@ -251,7 +252,8 @@ def floored(p: Float64[np.ndarray, "*rows to"], floor: int | float) -> Float64[n
 
 
 def on_grid(p: Float64[np.ndarray, "*rows to"]) -> Float64[np.ndarray, "*rows to"]:
-    """Rows rounded to hundredths that sum to 1 exactly: the largest remainders are rounded up."""
-    whole = np.floor(100 * p + 1e-9)
-    rank = (whole - 100 * p).argsort(-1).argsort(-1)
-    return (whole + (rank < np.rint(100 - whole.sum(-1, keepdims=True)))) / 100
+    """Rows in hundredths that sum to 1 exactly, by rounding their cumulative sums: no entry moves by a hundredth.
+
+    An entry of at least n hundredths, n whole, stays so.
+    """
+    return np.diff(np.floor(100 * p.cumsum(-1) + 0.5), prepend=0) / 100

@@ -96,14 +96,15 @@ class Markov(Task):
     @property
     def entropy_floor(self) -> float:
         """H(y_t | y_{t-1}) in bits: no answer is better on average."""
-        return float(entropy_bits(self.transition[0]))
+        return float(entropy_bits(self.transition)[0])
 
     def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
         """Turn uniforms into sequences; see :class:`Markov` for the posterior."""
+        leave = self.transition.cumsum(1)
         symbols = np.empty((len(u), self.steps + 1), dtype=np.int64)
         symbols[:, 0] = u[:, 0] * self.symbols
         for t in range(1, self.steps + 1):
-            symbols[:, t] = categorical(u[:, t], self.transition[symbols[:, t - 1]])
+            symbols[:, t] = categorical(u[:, t], leave[symbols[:, t - 1]])
         noise = gaussians(u[:, self.steps + 1 :]).reshape(len(u), self.steps, self.dimensions)
         last = symbols[:, :-1].copy()
         tokens = (self.prototypes[last] + self.noise * noise).astype(np.float32)

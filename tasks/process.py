@@ -78,8 +78,8 @@ class Process(Task):
     def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
         """Turn uniforms into sequences; see :class:`Process` for the posterior."""
         n_symbols, n_states, _ = self.kernels.shape
-        edges = self.kernels.transpose(1, 0, 2).reshape(n_states, n_symbols * n_states)
-        state = categorical(u[:, 0], np.broadcast_to(self.stationary, (len(u), n_states)))
+        edges = self.kernels.transpose(1, 0, 2).reshape(n_states, n_symbols * n_states).cumsum(1)
+        state = categorical(u[:, 0], np.broadcast_to(self.stationary.cumsum(), (len(u), n_states)))
         symbols = np.empty((len(u), self.steps + 1), dtype=np.int64)
         for t in range(self.steps + 1):
             symbols[:, t], state = np.divmod(categorical(u[:, t + 1], edges[state]), n_states)

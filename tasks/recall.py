@@ -123,8 +123,11 @@ class Recall(Task):
         """The posterior over values, which is the belief too."""
         keys, values, asked = self._read(tokens)
         match = asked[:, :, None] == keys[:, None, :]
+        used = self._used(values)
+        if (match.sum(2) > 1).any() or (used.sum(1) < self.pairs).any():
+            raise TaskError("recall: no store holds a key twice, or a value twice")
         bound = np.take_along_axis(values, match.argmax(2), 1)
-        possible = np.repeat(~self._used(values)[:, None], self.queries, 1)
+        possible = np.repeat(~used[:, None], self.queries, 1)
         found, query = np.nonzero(match.any(2))
         possible[found, query] = False
         possible[found, query, bound[found, query]] = True
@@ -143,7 +146,10 @@ class Recall(Task):
     ) -> tuple[Int64[np.ndarray, "batch pair"], Int64[np.ndarray, "batch pair"], Int64[np.ndarray, "batch query"]]:
         """Stored keys, their values, and the keys asked for."""
         end = 4 * self.pairs
-        return tokens[:, 1:end:4], tokens[:, 3:end:4] - self.keys, tokens[:, end + self.filler + 1 :: 2]
+        keys, values, asked = tokens[:, 1:end:4], tokens[:, 3:end:4] - self.keys, tokens[:, end + self.filler + 1 :: 2]
+        if max(keys.max(), asked.max()) >= self.keys or values.min() < 0 or values.max() >= self.values:
+            raise TaskError("recall: STORE and QUERY must be followed by a key, SEP by a value")
+        return keys, values, asked
 
     def _used(self, values: Int64[np.ndarray, "batch pair"]) -> np.ndarray:
         """Which values are stored, [batch, value]."""

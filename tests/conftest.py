@@ -8,7 +8,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from interp.models.base import ModelConfig  # noqa: E402
-from interp.training import TrainConfig, train  # noqa: E402
+from interp.recipe import TrainConfig  # noqa: E402
+from interp.training import train  # noqa: E402
 from tasks import Bijection  # noqa: E402
 
 torch.set_num_threads(1)

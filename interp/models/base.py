@@ -67,7 +67,7 @@ class ModelConfig:
     window: int = 1
     """Positions that the MLP sees: the last one, or the last few."""
     positions: Literal["learned", "rotary", "none"] = "learned"
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Literal["rms", "layer"] = "layer"
     embed_std: float = 0.2
     """Standard deviation of token and position embeddings at initialisation: tenfold the weights', or AdamW's
     first steps drown them."""

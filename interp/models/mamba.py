@@ -87,9 +87,9 @@ class Mixer(nn.Module):
 
     def convolve(self, x: Float[Tensor, "batch pos d_inner"]) -> Float[Tensor, "batch pos d_inner"]:
         """``conv1d`` over positions, causally: as an image of height 1, channels last, it needs no transposing."""
-        conv = self.conv1d
-        image, kernel = x.mT[:, :, None], conv.weight[:, :, None]
-        y = conv2d(image, kernel, conv.bias, padding=(0, conv.padding[0]), groups=conv.groups)
+        image, kernel = x.mT[:, :, None], self.conv1d.weight[:, :, None]
+        padding = (0, kernel.shape[-1] - 1)
+        y = conv2d(image, kernel, self.conv1d.bias, padding=padding, groups=self.conv1d.groups)
         return y[:, :, 0, : x.shape[1]].mT
 
     def scan(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
 STEPS = 4
 """Time steps in a tile: one state in so many is stored."""
@@ -85,7 +84,7 @@ def scan_by_kernel(
 
 
 class _Scan(torch.autograd.Function):
-    """The scan and its gradient, tile by tile; a tile has the axes ``(batch step) d_state d_inner``."""
+    """The scan and its gradient, tile by tile; a tile has the axes ``(step batch) d_state d_inner``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
@@ -93,17 +92,17 @@ class _Scan(torch.autograd.Function):
         steps, blocks = _plan(x, A)
         y, starts = torch.empty_like(x), []
         for rows in blocks:
-            dt_, write = (_tile(t, steps)[:, :, None] for t in (dt[rows], dt[rows] * x[rows]))
-            B_, C_ = (_tile(t[rows], steps)[..., None] for t in (B, C))
-            y_ = torch.empty_like(dt_)
-            (decay, decays), (state, states) = (_buffer(x[rows], steps, A) for _ in range(2))
-            start = x.new_zeros(len(dt_), *states[0].shape)
-            for tile in range(len(dt_)):
-                if tile:
-                    start[tile] = states[-1]
-                _recur(decay, decays, state, states, start[tile], dt_[tile], write[tile], A, B_[tile])
-                torch.bmm(C_[tile].mT, state, out=y_[tile])
-            y[rows] = _untile(y_, x[rows])
+            dts, writes = (_tiles(t, steps)[:, :, None] for t in (dt[rows], dt[rows] * x[rows]))
+            Bs, Cs = (_tiles(t[rows], steps)[..., None] for t in (B, C))
+            ys = torch.empty_like(dts)
+            decay, state = (_Tile(x[rows], steps, A) for _ in range(2))
+            end, start = torch.zeros_like(state.steps[0]), x.new_empty(len(ys), *state.steps[0].shape)
+            tiles = zip(*map(torch.unbind, (start, dts, writes, Bs, Cs, ys)), strict=True)
+            for start_, dt_, write, B_, C_, y_ in tiles:
+                start_.copy_(end)
+                end = _recur(decay, state, start_, dt_, write, A, B_)
+                torch.bmm(C_.mT, state.whole, out=y_)
+            y[rows] = _untile(ys, x[rows])
             starts.append(start)
         ctx.save_for_backward(x, dt, A, B, C, *starts)
         return y
@@ -117,53 +116,52 @@ class _Scan(torch.autograd.Function):
         dx, ddt, dB, dC = (torch.empty_like(t) for t in (x, dt, B, C))
         dA = torch.zeros_like(A)
         for rows, start in zip(blocks, starts, strict=True):
-            dt_, write, dy_ = (_tile(t, steps)[:, :, None] for t in (dt[rows], dt[rows] * x[rows], dy[rows]))
-            B_, C_ = (_tile(t[rows], steps)[..., None] for t in (B, C))
-            dwrite, ddt_, dB_, dC_ = (torch.empty_like(t) for t in (write, dt_, B_.mT, C_.mT))
-            (decay, decays), (state, states), (grad, grads) = (_buffer(x[rows], steps, A) for _ in range(3))
-            later = torch.zeros_like(grads[0])
-            ones = A.new_ones(len(grad), 1, len(A))
-            for tile in reversed(range(len(dt_))):
-                _recur(decay, decays, state, states, start[tile], dt_[tile], write[tile], A, B_[tile])
-                torch.bmm(dy_[tile], state.mT, out=dC_[tile])
+            dts, writes, dys = (_tiles(t, steps)[:, :, None] for t in (dt[rows], dt[rows] * x[rows], dy[rows]))
+            Bs, Cs = (_tiles(t[rows], steps)[..., None] for t in (B, C))
+            dwrites, ddts, dBs, dCs = (torch.empty_like(t) for t in (writes, dts, Bs.mT, Cs.mT))
+            decay, state, grad = (_Tile(x[rows], steps, A) for _ in range(3))
+            later = torch.zeros_like(grad.steps[0])
+            ones = A.new_ones(len(grad.whole), 1, len(A))
+            tiles = zip(*map(torch.unbind, (start, dts, writes, Bs, Cs, dys, ddts, dwrites, dBs, dCs)), strict=True)
+            for start_, dt_, write, B_, C_, dy_, ddt_, dwrite, dB_, dC_ in reversed(list(tiles)):
+                _recur(decay, state, start_, dt_, write, A, B_)
+                torch.bmm(dy_, state.whole.mT, out=dC_)
 
-                torch.mul(C_[tile], dy_[tile], out=grad)
-                grads[-1].add_(later)
+                torch.mul(C_, dy_, out=grad.whole)
+                grad.steps[-1].add_(later)
                 for t in range(steps - 1, 0, -1):
-                    grads[t - 1].addcmul_(decays[t], grads[t])
-                torch.mul(decays[0], grads[0], out=later)
-                torch.bmm(write[tile], grad.mT, out=dB_[tile])
-                torch.bmm(B_[tile].mT, grad, out=dwrite[tile])
+                    grad.steps[t - 1].addcmul_(decay.steps[t], grad.steps[t])
+                torch.mul(decay.steps[0], grad.steps[0], out=later)
+                torch.bmm(write, grad.whole.mT, out=dB_)
+                torch.bmm(B_.mT, grad.whole, out=dwrite)
 
-                exponent = grad.mul_(decay)
-                grads[0].mul_(start[tile])
-                for t in range(1, steps):
-                    grads[t].mul_(states[t - 1])
-                torch.bmm(ones, torch.mul(exponent, A, out=state), out=ddt_[tile])
-                dA.view(-1).addmv_(exponent.mul_(dt_[tile]).flatten(1).T, ones[:, 0, 0])
-            dwrite, ddt_, dB[rows], dC[rows] = (_untile(t, x[rows]) for t in (dwrite, ddt_, dB_, dC_))
+                exponent = grad.whole.mul_(decay.whole)
+                for now, before in zip(grad.steps, (start_, *state.steps[:-1]), strict=True):
+                    now.mul_(before)
+                torch.bmm(ones, torch.mul(exponent, A, out=state.whole), out=ddt_)
+                dA.view(-1).addmv_(exponent.mul_(dt_).flatten(1).T, ones[:, 0, 0])
+            dwrite, ddt_, dB[rows], dC[rows] = (_untile(t, x[rows]) for t in (dwrites, ddts, dBs, dCs))
             torch.mul(dwrite, dt[rows], out=dx[rows])
             torch.addcmul(ddt_, dwrite, x[rows], out=ddt[rows])
         return dx, ddt, dA.mT, dB, dC
 
 
-def _recur(
-    decay: Tensor,
-    decays: Sequence[Tensor],
-    state: Tensor,
-    states: Sequence[Tensor],
-    start: Tensor,
-    dt: Tensor,
-    write: Tensor,
-    A: Tensor,
-    B: Tensor,
-) -> None:
-    """Fill the tiles of decays and states."""
-    torch.mul(dt, A, out=decay).exp_()
-    torch.mul(B, write, out=state)
+class _Tile:
+    """A buffer of states, reused from tile to tile, and views of its steps."""
+
+    def __init__(self, x: Tensor, steps: int, A: Tensor) -> None:
+        self.whole = x.new_empty(steps * len(x), *A.shape)
+        self.steps = self.whole.split(len(x))
+
+
+def _recur(decay: _Tile, state: _Tile, start: Tensor, dt: Tensor, write: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """Fill the tiles of decays and states from the state at the start; returns the last state."""
+    torch.mul(dt, A, out=decay.whole).exp_()
+    torch.mul(B, write, out=state.whole)
     before = start
-    for keep, now in zip(decays, states, strict=True):
+    for keep, now in zip(decay.steps, state.steps, strict=True):
         before = now.addcmul_(keep, before)
+    return before
 
 
 def _plan(x: Tensor, A: Tensor) -> tuple[int, list[slice]]:
@@ -173,18 +171,15 @@ def _plan(x: Tensor, A: Tensor) -> tuple[int, list[slice]]:
     return steps, [slice(first, first + count) for first in range(0, len(x), count)]
 
 
-def _tile(t: Tensor, steps: int) -> Tensor:
-    """Cut positions into tiles; the last is filled with zeros, which leave the state as it is."""
-    t = pad(t, (0, 0, 0, -t.shape[1] % steps))
-    return rearrange(t, "batch (tile step) d -> tile (batch step) d", step=steps)
+def _tiles(t: Tensor, steps: int) -> Tensor:
+    """``batch pos d`` to ``tile (step batch) d``; the last tile ends in zeros, which leave the state as it is."""
+    batch, length, d = t.shape
+    tiles = t.new_empty(math.ceil(length / steps), steps * batch, d)
+    by_time = tiles.view(-1, batch, d)
+    by_time[:length], by_time[length:] = t.transpose(0, 1), 0
+    return tiles
 
 
 def _untile(t: Tensor, like: Tensor) -> Tensor:
-    """The inverse of :func:`_tile`."""
-    return rearrange(t, "tile (batch step) 1 d -> batch (tile step) d", batch=len(like))[:, : like.shape[1]]
-
-
-def _buffer(x: Tensor, steps: int, A: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-    """A tile, and views of its steps."""
-    tile = x.new_empty(len(x) * steps, *A.shape)
-    return tile, tile.unflatten(0, (len(x), steps)).unbind(1)
+    """The inverse of :func:`_tiles`, the shape of ``like`` but for its last axis."""
+    return t.view(-1, len(like), t.shape[-1])[: like.shape[1]].transpose(0, 1)

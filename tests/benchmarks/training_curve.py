@@ -19,15 +19,25 @@ import torch
 from interp import TrainConfig, preset, train
 from tasks import Bijection
 
-OURS = TrainConfig(matmul="medium", eval_every=50)
+OURS = TrainConfig(eval_every=50)
 AUTHORS = TrainConfig(
-    objective="labels", optimizer="adamw", lr=3e-4, weight_decay=0.1, warmup=2000, decay=0.0, batch_size=256, eval_every=25
+    objective="labels",
+    optimizer="adamw",
+    lr=3e-4,
+    weight_decay=0.1,
+    warmup=2000,
+    decay=0,
+    coarse=0,
+    batch_size=256,
+    eval_every=25,
 )
 
 
 def seconds_a_step(config, training_task, folder, steps=12):
     started = time.perf_counter()
-    train(TASK, MODEL, replace(config, steps=steps, eval_every=steps), folder, training_task=training_task, progress=False)
+    train(
+        TASK, MODEL, replace(config, steps=steps, eval_every=steps), folder, training_task=training_task, progress=False
+    )
     return (time.perf_counter() - started) / steps
 
 
@@ -52,7 +62,7 @@ if __name__ == "__main__":
         authors = curve(AUTHORS, TASK, Path(folder) / "authors", minutes)
     print(f"{'recipe':8} {'step':>6} {'seconds':>8} {'MAE bits':>10} {'KL bits':>10}")
     for name, log in (("ours", ours), ("authors", authors)):
-        for line in log[:: max(1, len(log) // 8)] + [log[-1]]:
+        for line in [*log[:: max(1, len(log) // 8)], log[-1]]:
             figures = f"{line['seconds']:8.0f} {line['mae_bits']:10.5f} {line['kl_bits']:10.5f}"
             print(f"{name:8} {line['step']:6d} {figures}")
     seconds = ours[-1]["seconds"] / authors[-1]["seconds"]

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from interp import InterpError, TrainConfig, build_model, load_checkpoint, train
 from interp.checkpoint import LOG, STATE, WEIGHTS, snapshot_paths
-from interp.training import Run, excess_bits, make_optimizers, train_config
+from interp.recipe import excess_bits, make_optimizers, train_config
+from interp.training import Run
 from probes import calibration
 from tasks import get_task
 
@@ -157,8 +158,8 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
 
 
 def test_two_processes_train_like_one(tmp_path):
-    settings = "symbols=5 pairs=4".split(), "d_model=16 n_layers=1 n_heads=2".split()
-    config = "optimizer=adamw batch_size=8 eval_every=10 eval_sequences=16".split()
+    settings = ["symbols=5", "pairs=4"], ["d_model=16", "n_layers=1", "n_heads=2"]
+    config = ["optimizer=adamw", "batch_size=8", "eval_every=10", "eval_sequences=16"]
     options = [f"--set={s}" for s in settings[0]] + [f"--model-set={s}" for s in settings[1]]
     options += [f"--config={s}" for s in config] + ["--steps=20"]
     command = [str(Path(sys.executable).with_name("windtunnel")), "train", "bijection", "transformer", *options]

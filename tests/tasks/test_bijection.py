@@ -49,6 +49,34 @@ def test_values_outside_the_evidence_do_not_matter():
             np.testing.assert_allclose(posterior[i], enumerated(task.symbols, shown, key), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "task", [Bijection(symbols=6, pairs=6, repeats=0.5), Bijection(symbols=8, pairs=12, repeats=1)]
+)
+def test_only_the_evidence_determines_the_posterior(task):
+    """Keys and values are renamed at random, but for the query and the pairs whose value is evidence."""
+    batch, rng, renamed = task.sample(60, seed=6), np.random.default_rng(0), 0
+    for n, tokens in enumerate(batch.tokens):
+        for i in range(task.pairs):
+            evident = batch.evidence[n, i, 1::2].numpy()
+            keys, values = tokens[::2].numpy(), tokens[1::2].numpy() - task.symbols
+            edited = tokens.clone()
+            for start, place, fixed in ((0, keys, [*keys[evident], keys[i]]), (1, values, values[evident])):
+                rename, free = np.arange(task.symbols), np.setdiff1d(np.arange(task.symbols), fixed)
+                rename[free] = rng.permutation(free)
+                edited[start::2] = torch.from_numpy(rename[place]) + start * task.symbols
+            renamed += (edited != tokens).any()
+            torch.testing.assert_close(task.posterior(edited[None])[0, i], batch.posterior[n, i], rtol=0, atol=0)
+    assert renamed > 200
+
+
+def test_posterior_permutes_with_the_names():
+    task = Bijection(symbols=6, pairs=9, repeats=1)
+    tokens = task.sample(50, seed=7).tokens
+    keys, values = torch.tensor([3, 1, 5, 0, 2, 4]), torch.tensor([4, 5, 0, 3, 1, 2])
+    renamed = task.posterior(torch.cat([keys, 6 + values])[tokens])
+    torch.testing.assert_close(renamed[..., values], task.posterior(tokens), rtol=0, atol=0)
+
+
 def test_entropy_without_repeats_is_that_of_the_values_left():
     task = Bijection()
     expected = torch.log2(20.0 - torch.arange(19, dtype=torch.float64)).expand(50, -1)

@@ -1,6 +1,6 @@
 """HMM filtering against enumeration of all paths, hmmlearn, and published figures."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def enumerated(start: np.ndarray, transition: np.ndarray, emission: np.ndarray, 
     belief = np.zeros(len(start))
     for path in product(range(len(start)), repeat=len(seen)):
         p = start[path[0]]
-        for before, after in zip(path[:-1], path[1:], strict=True):
+        for before, after in pairwise(path):
             p *= transition[before, after]
         for state, symbol in zip(path, seen, strict=True):
             p *= 1 if symbol is None else emission[state, symbol]
@@ -124,16 +124,19 @@ def test_without_a_header_parameters_are_fixed_and_unstated():
         np.testing.assert_allclose(a.sum(-1), 1, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("window", "kl", "curve_mae"), [(1, 0.123, 0.125), (2, 0.014, 0.018), (3, 0.002, 0.006)])
-def test_windows_score_as_published(window, kl, curve_mae):
-    """An earlier measurement of the same filters, whose rounding onto the grid is not known: 25 %, or half a digit."""
+@pytest.mark.parametrize(
+    ("window", "kl", "curve_mae", "tolerance"),
+    [(1, 0.123, 0.125, 0.02), (2, 0.014, 0.018, 0.004), (3, 0.002, 0.006, 0.002)],
+)
+def test_windows_score_as_published(window, kl, curve_mae, tolerance):
+    """An earlier measurement of the same filters on the authors' task, whose rounding onto the grid is not known."""
     task = HMM()
     batch = task.sample(3000, seed=4)
     answer = task.windowed_posterior(batch.tokens, window)
     divergence = (batch.posterior * (batch.posterior / answer).log2()).sum(-1).mean()
     curve = (torch.special.entr(answer).sum(-1) / np.log(2)).mean(0)
-    assert divergence == pytest.approx(kl, rel=0.25, abs=0.0005)
-    assert (curve - batch.entropy.mean(0)).abs().mean() == pytest.approx(curve_mae, rel=0.25, abs=0.0005)
+    assert 0 < divergence == pytest.approx(kl, abs=tolerance)
+    assert (curve - batch.entropy.mean(0)).abs().mean() == pytest.approx(curve_mae, abs=tolerance)
 
 
 def test_uniform_scores_as_published():

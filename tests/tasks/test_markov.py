@@ -1,6 +1,6 @@
 """The sticky Markov chain against enumeration of all symbol paths."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_posterior_equals_enumeration_of_all_paths():
         for t in range(task.steps):
             answer = np.zeros(3)
             for path in product(range(3), repeat=t + 2):
-                p = np.prod([task.transition[a, b] for a, b in zip(path[:-1], path[1:], strict=True)])
+                p = np.prod([task.transition[a, b] for a, b in pairwise(path)])
                 answer[path[-1]] += p * np.prod([density[y](x[s]) for s, y in enumerate(path[:-1])])
             np.testing.assert_allclose(batch.posterior[i, t], answer / answer.sum(), rtol=0, atol=1e-9)
 

@@ -1,7 +1,7 @@
 """Modular recurrence against enumeration in exact fractions."""
 
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def enumerated(p: int, mixture: Fraction, symbols: list[int]) -> tuple[list[Frac
     random = (1 - mixture) * Fraction(1, p) ** len(symbols)
     weights, answer = [random], [random / p] * p
     for a, b in product(range(p), repeat=2):
-        gives = all((a * x + b) % p == y for x, y in zip(symbols[:-1], symbols[1:], strict=True))
+        gives = all((a * x + b) % p == y for x, y in pairwise(symbols))
         weight = gives * mixture * Fraction(1, p**2) * Fraction(1, p)
         weights.append(weight)
         answer[(a * symbols[-1] + b) % p] += weight
@@ -84,9 +84,7 @@ def test_expected_entropy_of_the_program_never_rises():
     probability = np.array(
         [
             0.5 / 3**5
-            + 0.5
-            / 27
-            * sum(all((a * x + b) % 3 == y for x, y in zip(s, s[1:], strict=False)) for a in range(3) for b in range(3))
+            + 0.5 / 27 * sum(all((a * x + b) % 3 == y for x, y in pairwise(s)) for a in range(3) for b in range(3))
             for s in tokens.tolist()
         ]
     )

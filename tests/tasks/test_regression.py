@@ -47,7 +47,7 @@ def test_predictive_equals_a_gaussian_process(task):
     for n in range(3):
         x, y = pairs(batch.tokens[n])
         for i in range(1, task.pairs):
-            kernel = ConstantKernel(task.prior**2) * DotProduct(sigma_0=0)
+            kernel = ConstantKernel(task.prior**2) * DotProduct(sigma_0=0, sigma_0_bounds="fixed")
             oracle = GaussianProcessRegressor(kernel, alpha=task.noise**2, optimizer=None).fit(x[:i], y[:i])
             mean, deviation = oracle.predict(x[i : i + 1], return_std=True)
             answer = batch.posterior[n, i].numpy()
