@@ -16,11 +16,18 @@ AXES = {
     "d_inner": "Mamba channel",
     "d_state": "Mamba state of a channel",
     "state": "latent state of the task",
+    "step": "step of the latent chain",
+    "pair": "stored pair",
+    "symbol": "observed symbol",
+    "probability": "probability stated in a header",
+    "a": "multiplier of a program",
+    "b": "offset of a program",
     "feature": "coordinate of an activation",
     "point": "activation vector",
     "component": "principal component",
     "resample": "bootstrap resample",
     "draw": "uniform random draw",
     "half": "sequence of the held-out half",
+    "axes": "any leading axes",
 }
 """Axis name -> what runs along it. TransformerLens's names where it has one."""

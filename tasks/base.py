@@ -75,7 +75,7 @@ def uniforms(seed: int, start: int, batch: int, width: int) -> Float64[np.ndarra
     return np.random.Generator(generator).random((batch, 4 * counters))[:, :width]
 
 
-def entropy_bits(probabilities: Float64[np.ndarray, "*axes"]) -> Float64[np.ndarray, "*rest"]:
+def entropy_bits(probabilities: Float64[np.ndarray, "*axes d_out"]) -> Float64[np.ndarray, "*axes"]:
     """Shannon entropy in bits over the last axis, with 0 log 0 = 0."""
     from scipy.special import entr
 
@@ -209,11 +209,16 @@ class Task(ABC):
         targets: Int64[np.ndarray, "batch query"] | Float64[np.ndarray, "batch query"],
         evidence: Bool[np.ndarray, "*batch query pos"],
         named: Int64[np.ndarray, "batch pos"] | None = None,
+        entropy: Float64[np.ndarray, "batch query"] | None = None,
     ) -> Batch:
-        """Solve the sequences with :meth:`infer`; ``position`` is the same in all, ``named`` the hypotheses if any."""
+        """Solve the sequences with :meth:`infer`; ``position`` is the same in all, ``named`` the hypotheses if any.
+
+        ``entropy`` saves its computation where a closed form is known.
+        """
         belief, posterior = self.infer(tokens)
-        gaussian = self.readout == "gaussian"
-        entropy = gaussian_entropy_bits(posterior[..., 1]) if gaussian else entropy_bits(posterior)
+        if entropy is None:
+            gaussian = self.readout == "gaussian"
+            entropy = gaussian_entropy_bits(posterior[..., 1]) if gaussian else entropy_bits(posterior)
         return Batch(
             tokens=torch.from_numpy(tokens),
             position=torch.from_numpy(position).expand(len(tokens), -1),

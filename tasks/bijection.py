@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from einops import rearrange
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64, Int16, Int64
 
 from .base import Batch, Task, TaskError
 
@@ -22,7 +22,8 @@ class Bijection(Task):
 
     With V = 20 there are 20! = 2.4e18 bijections (times the order of the keys): they can't be memorised.
 
-    Keys are tokens ``0 .. V-1``, values ``V .. 2V-1``; classes are values, counted from 0.
+    Keys are tokens ``0 .. V-1``, values ``V .. 2V-1``; classes are values, counted from 0. Evidence are the values
+    that, given the keys, determine the answer: those of the same key if it was seen, else all shown so far.
     """
 
     symbols: int = 20
@@ -75,39 +76,61 @@ class Bijection(Task):
         """Turn uniforms into sequences; see :class:`Bijection` for the posterior."""
         symbols, pairs = self.symbols, self.pairs
         bijection = u[:, :symbols].argsort(1)
-        distinct = u[:, symbols : 2 * symbols].argsort(1)[:, :pairs]
-        replaced = (u[:, 2 * symbols : -1] * symbols).astype(np.int64)
-        keys = replaced if pairs > symbols else np.where(u[:, -1:] < self.repeats, replaced, distinct)
+        keys = (u[:, 2 * symbols : -1] * symbols).astype(np.int64)
+        if pairs <= symbols:
+            distinct = u[:, symbols : 2 * symbols].argsort(1)[:, :pairs]
+            keys = np.where(u[:, -1:] < self.repeats, keys, distinct)
         values = np.take_along_axis(bijection, keys, 1)
         tokens = rearrange([keys, values + symbols], "pair batch query -> batch (query pair)")
-        same_pair = self._same_pair(keys)
-        evidence = np.zeros((len(u), pairs, 2 * pairs), dtype=bool)
-        evidence[..., 1::2] = np.where(same_pair.any(2, keepdims=True), same_pair, np.tri(pairs, k=-1, dtype=bool))
-        hypothesis = np.where(tokens >= symbols, tokens - symbols, -1)
-        return self._batch(tokens, np.arange(0, 2 * pairs, 2), values, evidence, hypothesis)
+
+        earlier = np.tri(pairs, k=-1, dtype=bool)
+        _, repeated = self._first(keys)
+        evidence = np.zeros((len(u), pairs, pairs, 2), dtype=bool)
+        evidence[..., 1] = earlier
+        sequence, query = np.nonzero(repeated)
+        same_key = keys[sequence] == keys[sequence, query, None]
+        evidence[sequence, query] = (earlier[query] & same_key)[..., None]
+        hypothesis = np.where(np.arange(2 * pairs) % 2, tokens - symbols, -1)
+        return self._batch(
+            tokens,
+            np.arange(0, 2 * pairs, 2),
+            values,
+            rearrange(evidence, "batch query pos pair -> batch query (pos pair)"),
+            hypothesis,
+            entropy=np.where(repeated, 0.0, np.log2(self._unseen(repeated))),
+        )
 
     def infer(
         self, tokens: Int64[np.ndarray, "batch pos"]
     ) -> tuple[Float64[np.ndarray, "batch query d_out"], Float64[np.ndarray, "batch query d_out"]]:
         """The posterior over the value due, twice: it is also the belief."""
         keys, values = tokens[:, ::2], tokens[:, 1::2] - self.symbols
-        if not (
-            (tokens >= 0) & (tokens < self.d_vocab) & ((tokens >= self.symbols) == (np.arange(self.n_ctx) % 2))
-        ).all():
+        if keys.min() < 0 or keys.max() >= self.symbols or values.min() < 0 or values.max() >= self.symbols:
             raise TaskError(f"bijection: tokens must alternate keys below {self.symbols} and values from there up")
-        same_pair = self._same_pair(keys)
-        if (same_pair != self._same_pair(values)).any():
+        first, repeated = self._first(keys)
+        shown, _ = self._first(values)
+        if (np.take_along_axis(first, keys, 1) != np.take_along_axis(shown, values, 1)).any():
             raise TaskError("bijection: no bijection gives one key two values, or two keys one value")
-        shown = np.eye(self.symbols, dtype=bool)[values]
-        value_seen = np.zeros_like(shown)
-        np.logical_or.accumulate(shown[:, :-1], axis=1, out=value_seen[:, 1:])
-        possible = np.where(same_pair.any(2, keepdims=True), shown, ~value_seen)
-        posterior = possible / possible.sum(-1, keepdims=True)
+        unseen = shown[:, None, :] >= np.arange(self.pairs, dtype=shown.dtype)[:, None]
+        posterior = unseen.astype(float)
+        posterior *= (1 / self._unseen(repeated))[..., None]
+        posterior[repeated] = np.eye(self.symbols)[values[repeated]]
         return posterior, posterior
 
-    def _same_pair(self, symbols: Int64[np.ndarray, "batch query"]) -> Bool[np.ndarray, "batch query query"]:
-        """Which earlier pairs hold the same key, or the same value."""
-        return (symbols[:, :, None] == symbols[:, None, :]) & np.tri(self.pairs, k=-1, dtype=bool)
+    def _first(
+        self, symbols: Int64[np.ndarray, "batch query"]
+    ) -> tuple[Int16[np.ndarray, "batch d_out"], Bool[np.ndarray, "batch query"]]:
+        """The pair that shows each symbol first (L if none does), and whether each pair repeats an earlier one."""
+        first = np.full((len(symbols), self.symbols), self.pairs, dtype=np.int16)
+        sequence = np.arange(len(symbols))
+        for pair in reversed(range(self.pairs)):
+            first[sequence, symbols[:, pair]] = pair
+        return first, np.take_along_axis(first, symbols, 1) < np.arange(self.pairs)
+
+    def _unseen(self, repeated: Bool[np.ndarray, "batch query"]) -> Int64[np.ndarray, "batch query"]:
+        """How many values no earlier pair has shown (at least 1, which a repeat does not need)."""
+        new = np.cumsum(~repeated, axis=1)
+        return np.maximum(self.symbols - new + ~repeated, 1)
 
     @property
     def vocabulary(self) -> list[str]:

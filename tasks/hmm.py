@@ -244,14 +244,14 @@ class HMM(Task):
         return belief if self.target == "state" else belief @ (transition @ emission)
 
 
-def floored(p: Float64[np.ndarray, "*rows to"], floor: int | float) -> Float64[np.ndarray, "*rows to"]:
+def floored(p: Float64[np.ndarray, "*axes state"], floor: int | float) -> Float64[np.ndarray, "*axes state"]:
     """Rows clipped to ``floor`` from below, what is above the floor scaled so that they sum to 1."""
     above = np.maximum(p - floor, 0)
     room = 1 - p.shape[-1] * floor
     return floor + max(room, 0) * above / above.sum(-1, keepdims=True)
 
 
-def on_grid(p: Float64[np.ndarray, "*rows to"]) -> Float64[np.ndarray, "*rows to"]:
+def on_grid(p: Float64[np.ndarray, "*axes state"]) -> Float64[np.ndarray, "*axes state"]:
     """Rows in hundredths that sum to 1 exactly, by rounding their cumulative sums: no entry moves by a hundredth.
 
     An entry of at least n hundredths, n whole, stays so.

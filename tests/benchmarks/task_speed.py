@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from interp.models.base import build_model, preset
-from interp.training import TrainConfig, excess_bits, make_optimizers
+from interp.recipe import TrainConfig, excess_bits, make_optimizers
 from tasks import get_task, task_names
 from tasks.base import uniforms
 
