@@ -33,7 +33,7 @@ def report_page(diagnosis: Diagnosis) -> str:
     return template.render(
         name=diagnosis.name,
         task={"name": diagnosis.task.name, **diagnosis.task.parameters()},
-        task_doc=(type(diagnosis.task).__doc__ or "").strip().splitlines()[0],
+        task_doc=(type(diagnosis.task).__doc__ or "").split("\n\n")[0].replace("`", ""),
         primitive=diagnosis.task.primitive,
         model={key: value for key, value in diagnosis.model.items() if key != "sites"},
         calibration=headline_table(diagnosis),
@@ -51,21 +51,17 @@ def figures_of(result: Result) -> list[Figure]:
 
 
 def headline_table(diagnosis: Diagnosis) -> list[dict[str, str]]:
-    """One row a calibration result: the error in bits beside the best trivial predictor."""
+    """One row a calibration result: each error in bits, with its interval, beside the best trivial predictor's."""
     lines = []
     for title, result in diagnosis.results.items():
         if result.probe == "calibration":
-            row = result.row("mae_bits")
-            nulls = {name: row[name] for name in result.nulls()}
-            nearest = min(nulls, key=lambda name: nulls[name])
-            lines.append(
-                {
-                    "on": title,
-                    "mae": f"{row['estimate']:.5f} [{row['low']:.5f}, {row['high']:.5f}]",
-                    "kl": f"{result.value('kl_bits'):.5f}",
-                    "best_null": f"{nulls[nearest]:.3f} ({nearest.removeprefix('null_')})",
-                }
-            )
+            line = {"on": title}
+            for statistic in ("mae_bits", "kl_bits"):
+                row = result.row(statistic)
+                best = row[result.nulls()].abs().astype(float).idxmin()
+                line[statistic] = f"{row['estimate']:.5f} [{row['low']:.5f}, {row['high']:.5f}]"
+                line[f"{statistic}_null"] = f"{abs(row[best]):.3f} ({str(best).removeprefix('null_')})"
+            lines.append(line)
     return lines
 
 
