@@ -209,16 +209,18 @@ class Task(ABC):
         targets: Int64[np.ndarray, "batch query"] | Float64[np.ndarray, "batch query"],
         evidence: Bool[np.ndarray, "*batch query pos"],
         named: Int64[np.ndarray, "batch pos"] | None = None,
-        entropy: Float64[np.ndarray, "batch query"] | None = None,
+        solution: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     ) -> Batch:
-        """Solve the sequences with :meth:`infer`; ``position`` is the same in all, ``named`` the hypotheses if any.
+        """A batch whose ``position`` is the same in all sequences; ``named`` are the hypotheses, if any.
 
-        ``entropy`` saves its computation where a closed form is known.
+        ``solution`` is (belief, posterior, entropy) where drawing gives them at less cost than :meth:`infer`.
         """
-        belief, posterior = self.infer(tokens)
-        if entropy is None:
+        if solution is None:
+            belief, posterior = self.infer(tokens)
             gaussian = self.readout == "gaussian"
             entropy = gaussian_entropy_bits(posterior[..., 1]) if gaussian else entropy_bits(posterior)
+        else:
+            belief, posterior, entropy = solution
         return Batch(
             tokens=torch.from_numpy(tokens),
             position=torch.from_numpy(position).expand(len(tokens), -1),

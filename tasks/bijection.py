@@ -83,22 +83,20 @@ class Bijection(Task):
         values = np.take_along_axis(bijection, keys, 1)
         tokens = rearrange([keys, values + symbols], "pair batch query -> batch (query pair)")
 
+        first, repeated = self._first(keys)
+        shown = np.empty_like(first)
+        np.put_along_axis(shown, bijection, first, 1)
+        posterior = self._posterior(shown, values, repeated)
+        entropy = np.where(repeated, 0.0, np.log2(self._unseen(repeated)))
+
         earlier = np.tri(pairs, k=-1, dtype=bool)
-        _, repeated = self._first(keys)
-        evidence = np.zeros((len(u), pairs, pairs, 2), dtype=bool)
-        evidence[..., 1] = earlier
+        evidence = np.zeros((len(u), pairs, 2 * pairs), dtype=bool)
+        evidence[..., 1::2] = earlier
         sequence, query = np.nonzero(repeated)
-        same_key = keys[sequence] == keys[sequence, query, None]
-        evidence[sequence, query] = (earlier[query] & same_key)[..., None]
+        evidence[sequence, query, 1::2] = earlier[query] & (keys[sequence] == keys[sequence, query, None])
         hypothesis = np.where(np.arange(2 * pairs) % 2, tokens - symbols, -1)
-        return self._batch(
-            tokens,
-            np.arange(0, 2 * pairs, 2),
-            values,
-            rearrange(evidence, "batch query pos pair -> batch query (pos pair)"),
-            hypothesis,
-            entropy=np.where(repeated, 0.0, np.log2(self._unseen(repeated))),
-        )
+        solution = posterior, posterior, entropy
+        return self._batch(tokens, np.arange(0, 2 * pairs, 2), values, evidence, hypothesis, solution)
 
     def infer(
         self, tokens: Int64[np.ndarray, "batch pos"]
@@ -111,11 +109,20 @@ class Bijection(Task):
         shown, _ = self._first(values)
         if (np.take_along_axis(first, keys, 1) != np.take_along_axis(shown, values, 1)).any():
             raise TaskError("bijection: no bijection gives one key two values, or two keys one value")
-        unseen = shown[:, None, :] >= np.arange(self.pairs, dtype=shown.dtype)[:, None]
-        posterior = unseen.astype(float)
+        posterior = self._posterior(shown, values, repeated)
+        return posterior, posterior
+
+    def _posterior(
+        self,
+        shown: Int16[np.ndarray, "batch d_out"],
+        values: Int64[np.ndarray, "batch query"],
+        repeated: Bool[np.ndarray, "batch query"],
+    ) -> Float64[np.ndarray, "batch query d_out"]:
+        """Certainty where the pair repeats, else uniform over values ``shown`` first by a later pair, or by none."""
+        posterior = (shown[:, None, :] >= np.arange(self.pairs, dtype=shown.dtype)[:, None]).astype(float)
         posterior *= (1 / self._unseen(repeated))[..., None]
         posterior[repeated] = np.eye(self.symbols)[values[repeated]]
-        return posterior, posterior
+        return posterior
 
     def _first(
         self, symbols: Int64[np.ndarray, "batch query"]
