@@ -80,9 +80,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self.accelerator = Accelerator()
-        init_seed, self.data_seed, self.eval_seed = (
+        init_seed, self.data_seed, eval_seed = (
             int(word) for word in np.random.SeedSequence(self.config.seed).generate_state(3, np.uint64)
         )
+        self.held_out = self.task.sample(self.config.eval_sequences, seed=eval_seed)
         self.module = build_model(self.model_config, init_seed % 2**63)
         optimizers = make_optimizers(self.module, self.config)
         self.model, *self.optimizers = self.accelerator.prepare(self.module, *optimizers)
@@ -100,8 +101,9 @@ class Run:
         return {**described, "model": asdict(self.model_config), "training": asdict(self.config)}
 
     def start(self, resume: bool) -> None:
-        """Open a fresh folder, or restore an unfinished run."""
+        """Open a fresh folder, or restore an unfinished run; a loss far above that at initialisation is divergence."""
         plan = self.folder / "run.json"
+        self.ceiling = 10 * measure(self.module, self.held_out, self.task.readout)["kl_bits"] + 1
         if not resume:
             if self.accelerator.is_main_process:
                 if self.folder.exists() and any(self.folder.iterdir()):
@@ -130,7 +132,6 @@ class Run:
         """Step to the end, measuring, logging and saving on the way."""
         bar_task = bar.add_task("", total=self.config.steps, completed=self.step)
         snapshot_steps = self.config.snapshot_steps()
-        held_out = self.task.sample(self.config.eval_sequences, seed=self.eval_seed)
         began, before, first = time.monotonic(), self.seconds, self.step
         losses: list[float] = []
         while self.step < self.config.steps:
@@ -146,7 +147,7 @@ class Run:
                 line = {
                     "step": self.step,
                     "loss_bits": self.mean_over_processes(losses),
-                    **measure(self.module, held_out, self.task.readout),
+                    **measure(self.module, self.held_out, self.task.readout),
                     "lr_fraction": self.config.schedule(self.step - 1),
                     "seconds": round(self.seconds, 2),
                     "sequences_per_second": round(speed, 1),
@@ -177,7 +178,7 @@ class Run:
         loss = excess_bits(output, batch, self.config.objective, self.task.readout)
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        if not (torch.isfinite(loss) and torch.isfinite(torch.as_tensor(norm))):
+        if not (loss < self.ceiling and torch.isfinite(torch.as_tensor(norm))):
             self.diverged(loss.item())
         fraction = self.config.schedule(self.step)
         for optimizer in self.optimizers:

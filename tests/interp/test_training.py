@@ -132,6 +132,14 @@ def test_a_diverging_loss_stops_and_keeps_the_last_good_weights(tmp_path, monkey
     assert [line["step"] for line in log(tmp_path / "run")] == [4, 8]
 
 
+def test_a_loss_that_explodes_without_overflowing_is_divergence_too(tmp_path):
+    wild = replace(TINY_RUN, optimizer="adamw", lr=1e3, clip=1e9, warmup=0)
+    with pytest.raises(InterpError, match=r"the loss became .* at step"):
+        train(TINY_TASK, TINY_MODEL, wild, tmp_path / "run", progress=False)
+    model, _ = load_checkpoint(tmp_path / "run")
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
 def test_bad_settings_are_named(tmp_path, tiny):
     with pytest.raises(InterpError, match=r"not empty: pass --resume"):
         train(TINY_TASK, TINY_MODEL, TINY_RUN, tiny, progress=False)
