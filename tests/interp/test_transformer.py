@@ -98,7 +98,7 @@ def test_parity_with_gpt2():
 
 
 def test_parity_with_transformer_lens():
-    model = model_with()
+    model = model_with(norm="rms")
     logits = as_native(model)(TOKENS)
     torch.testing.assert_close(model(TOKENS), logits, rtol=1e-5, atol=1e-5)
 
