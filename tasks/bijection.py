@@ -86,14 +86,16 @@ class Bijection(Task):
         first, repeated = self._first(keys)
         shown = np.empty_like(first)
         np.put_along_axis(shown, bijection, first, 1)
-        posterior = self._posterior(shown, values, repeated)
-        entropy = np.where(repeated, 0.0, np.log2(self._unseen(repeated)))
+        unseen = self._unseen(repeated)
+        posterior = self._posterior(shown, values, repeated, unseen)
+        entropy = np.where(repeated, 0.0, np.log2(unseen))
 
         earlier = np.tri(pairs, k=-1, dtype=bool)
-        evidence = np.zeros((len(u), pairs, 2 * pairs), dtype=bool)
-        evidence[..., 1::2] = earlier
+        evidence = np.kron(earlier, [False, True])
         sequence, query = np.nonzero(repeated)
-        evidence[sequence, query, 1::2] = earlier[query] & (keys[sequence] == keys[sequence, query, None])
+        if len(query):
+            evidence = np.tile(evidence, (len(u), 1, 1))
+            evidence[sequence, query, 1::2] = earlier[query] & (keys[sequence] == keys[sequence, query, None])
         hypothesis = np.where(np.arange(2 * pairs) % 2, tokens - symbols, -1)
         solution = posterior, posterior, entropy
         return self._batch(tokens, np.arange(0, 2 * pairs, 2), values, evidence, hypothesis, solution)
@@ -109,7 +111,7 @@ class Bijection(Task):
         shown, _ = self._first(values)
         if (np.take_along_axis(first, keys, 1) != np.take_along_axis(shown, values, 1)).any():
             raise TaskError("bijection: no bijection gives one key two values, or two keys one value")
-        posterior = self._posterior(shown, values, repeated)
+        posterior = self._posterior(shown, values, repeated, self._unseen(repeated))
         return posterior, posterior
 
     def _posterior(
@@ -117,10 +119,13 @@ class Bijection(Task):
         shown: Int16[np.ndarray, "batch d_out"],
         values: Int64[np.ndarray, "batch query"],
         repeated: Bool[np.ndarray, "batch query"],
+        unseen: Int64[np.ndarray, "batch query"],
     ) -> Float64[np.ndarray, "batch query d_out"]:
         """Certainty where the pair repeats, else uniform over values ``shown`` first by a later pair, or by none."""
-        posterior = (shown[:, None, :] >= np.arange(self.pairs, dtype=shown.dtype)[:, None]).astype(float)
-        posterior *= (1 / self._unseen(repeated))[..., None]
+        posterior = np.empty((*values.shape, self.symbols))
+        pair = np.arange(self.pairs, dtype=shown.dtype)[:, None]
+        np.greater_equal(shown[:, None, :], pair, out=posterior, casting="unsafe")
+        posterior *= (1 / unseen)[..., None]
         posterior[repeated] = np.eye(self.symbols)[values[repeated]]
         return posterior
 
