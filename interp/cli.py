@@ -104,13 +104,12 @@ def train(
     with status("importing"):
         from accelerate import PartialState
 
+        from interp.checkpoint import load_checkpoint
         from interp.evaluate import evaluation
         from interp.models.base import preset
         from interp.recipe import train_config
         from interp.training import train as run_training
         from tasks.base import get_task
-
-        from interp.checkpoint import load_checkpoint  # isort: skip
     task = get_task(task_name, **parse(settings))
     model_config = preset(model_name, size, task, **parse(model_set))
     given = {"seed": seed, "objective": objective, **({"steps": steps} if steps else {}), **parse(config)}
@@ -120,7 +119,7 @@ def train(
         model_config,
         train_config(**given),
         folder,
-        training_task=task.replace(**{**task.training, **parse(train_set)}),
+        training_task=task.for_training().replace(**parse(train_set)),
         resume=resume,
         command="windtunnel " + " ".join(arg for arg in sys.argv[1:] if arg not in ("--resume", "--json")),
     )

@@ -77,7 +77,7 @@ def diagnose(
 ) -> Diagnosis:
     """Calibrate the model on the task and its variants, and measure the geometry that its sites allow.
 
-    Geometry is measured on the training distribution (``task.training``), where entropy varies within a
+    Geometry is measured on the training distribution (``task.for_training()``), where entropy varies within a
     position if the task can make it vary.
 
     Args:
@@ -108,7 +108,7 @@ def diagnose(
                 twin=outputs[1],
                 readout=task.readout,
             )
-    batch = task.replace(**task.training).sample(sequences, seed=seed)
+    batch = task.for_training().sample(sequences, seed=seed)
     sites = [site for site in SITES if site in model.sites]
     results |= geometry(extract(model, batch, sites, twin_seed=twin_seed), batch)
     settings = {"sequences": sequences, "seed": seed, "twin_seed": twin_seed, "versions": versions()}

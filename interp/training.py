@@ -47,7 +47,7 @@ def train(
         model_config: the architecture.
         config: the run.
         folder: where to write.
-        training_task: distribution to train on, where wider than ``task`` (default ``task.training``).
+        training_task: distribution to train on, where wider than ``task`` (default ``task.for_training()``).
         resume: continue in a folder that holds an unfinished run.
         command: the command line, for the model card.
         progress: show a progress bar on standard error.
@@ -58,7 +58,7 @@ def train(
     Raises:
         TrainingError: when the folder holds another run, or the loss diverges (the last good weights stay).
     """
-    run = Run(task, model_config, config, Path(folder), training_task or task.replace(**task.training), command)
+    run = Run(task, model_config, config, Path(folder), training_task or task.for_training(), command)
     run.start(resume)
     with run.progress_bar(progress) as bar:
         run.loop(bar)

@@ -120,8 +120,6 @@ class Task(ABC):
     """The natural figure of merit, beside the ones that all tasks share."""
     variants: ClassVar[dict[str, dict[str, Any]]] = {}
     """Named parameter changes under which a trained model is also evaluated."""
-    training: ClassVar[dict[str, Any]] = {}
-    """Parameter changes that give the distribution to train on, where it is wider than the task."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -168,6 +166,10 @@ class Task(ABC):
             if value < least:
                 raise TaskError(f"{what} must be at least {least}, got {value}")
         return self.draw(uniforms(seed, start, batch, self.n_uniforms))
+
+    def for_training(self) -> Task:
+        """The distribution to train on, where one wider than the task serves its variants too."""
+        return self
 
     @abstractmethod
     def infer(

@@ -36,7 +36,6 @@ class Bijection(Task):
     name: ClassVar[str] = "bijection"
     primitive: ClassVar[Literal["accumulation", "transport", "binding"]] = "accumulation"
     variants: ClassVar[dict[str, dict[str, Any]]] = {"repeated_keys": {"repeats": 1.0}}
-    training: ClassVar[dict[str, Any]] = {"repeats": 0.5}
 
     def validate(self) -> None:
         """Raise :class:`TaskError` unless such sequences exist."""
@@ -71,6 +70,10 @@ class Bijection(Task):
     def n_uniforms(self) -> int:
         """The bijection, keys without and with replacement, and the choice between the two."""
         return 2 * self.symbols + self.pairs + 1
+
+    def for_training(self) -> Task:
+        """Half of the sequences with repeated keys, unless ``repeats`` is set already."""
+        return self if self.repeats else self.replace(repeats=0.5)
 
     def draw(self, u: Float64[np.ndarray, "batch draw"]) -> Batch:
         """Turn uniforms into sequences; see :class:`Bijection` for the posterior."""

@@ -83,6 +83,15 @@ def test_train_writes_a_checkpoint_that_evaluate_reads(tmp_path):
     assert again["mae_bits"] == pytest.approx(found["mae_bits"])
 
 
+def test_more_pairs_than_symbols_can_be_trained_with_repeated_keys(tmp_path):
+    task = ["--set", "symbols=3", "--set", "pairs=5", "--set", "repeats=1"]
+    short = ["--steps", 2, "--config", "batch_size=4", "--config", "eval_sequences=8", "--out", tmp_path / "run"]
+    model = ["--model-set", "d_model=16", "--model-set", "n_layers=1"]
+    assert one_json("train", "bijection", "transformer", *task, *model, *short)["parameters"]["repeats"] == 1
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["training"]["training_task"]["repeats"] == 1
+
+
 def test_report_is_one_page_that_works_offline(tiny, tmp_path):
     found = one_json("report", tiny, "-o", tmp_path / "page.html", "--sequences", 32)
     assert found["name"] == "tiny"
