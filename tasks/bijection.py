@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from einops import rearrange
 from jaxtyping import Bool, Float64, Int16, Int64
 
 from .base import Batch, Task, TaskError
@@ -68,8 +67,8 @@ class Bijection(Task):
 
     @property
     def n_uniforms(self) -> int:
-        """The bijection, keys without and with replacement, and the choice between the two."""
-        return 2 * self.symbols + self.pairs + 1
+        """The bijection and distinct keys; keys drawn with replacement, and the choice, where there is one."""
+        return 2 * self.symbols + (self.pairs + 1 if self.repeats else 0)
 
     def for_training(self) -> Task:
         """Half of the sequences with repeated keys, unless ``repeats`` is set already."""
@@ -79,12 +78,13 @@ class Bijection(Task):
         """Turn uniforms into sequences; see :class:`Bijection` for the posterior."""
         symbols, pairs = self.symbols, self.pairs
         bijection = u[:, :symbols].argsort(1)
-        keys = (u[:, 2 * symbols : -1] * symbols).astype(np.int64)
-        if pairs <= symbols:
-            distinct = u[:, symbols : 2 * symbols].argsort(1)[:, :pairs]
-            keys = np.where(u[:, -1:] < self.repeats, keys, distinct)
+        keys = u[:, symbols : 2 * symbols].argsort(1)[:, :pairs]
+        if self.repeats:
+            replaced = (u[:, 2 * symbols : -1] * symbols).astype(np.int64)
+            keys = replaced if pairs > symbols else np.where(u[:, -1:] < self.repeats, replaced, keys)
         values = np.take_along_axis(bijection, keys, 1)
-        tokens = rearrange([keys, values + symbols], "pair batch query -> batch (query pair)")
+        tokens, hypothesis = np.full((2, len(u), 2 * pairs), -1)
+        tokens[:, ::2], tokens[:, 1::2], hypothesis[:, 1::2] = keys, values + symbols, values
 
         first, repeated = self._first(keys)
         shown = np.empty_like(first)
@@ -99,7 +99,6 @@ class Bijection(Task):
         if len(query):
             evidence = np.tile(evidence, (len(u), 1, 1))
             evidence[sequence, query, 1::2] = earlier[query] & (keys[sequence] == keys[sequence, query, None])
-        hypothesis = np.where(np.arange(2 * pairs) % 2, tokens - symbols, -1)
         solution = posterior, posterior, entropy
         return self._batch(tokens, np.arange(0, 2 * pairs, 2), values, evidence, hypothesis, solution)
 
