@@ -58,6 +58,8 @@ def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             continue
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}: ")
+        elif isinstance(value, list):
+            flat[prefix + key] = " to ".join(f"{item:.3g}" for item in value)
         else:
             flat[prefix + key] = f"{value:.3g}" if isinstance(value, float) else value
     return flat
