@@ -9,6 +9,8 @@ from .models.base import build_model as build_model
 from .models.base import preset as preset
 from .recipe import TrainConfig as TrainConfig
 from .training import train as train
+from .trajectory import snapshot_models as snapshot_models
+from .trajectory import step_response as step_response
 
 __all__ = [
     "Diagnosis",
@@ -21,5 +23,7 @@ __all__ = [
     "preset",
     "push_checkpoint",
     "save_checkpoint",
+    "snapshot_models",
+    "step_response",
     "train",
 ]

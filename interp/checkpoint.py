@@ -27,13 +27,9 @@ from tasks.base import Task, TaskError, get_task, unknown
 SCHEMA = 1
 """Version of the folder's layout; a newer one is refused."""
 
-WEIGHTS, CONFIG, LOG, CARD, STATE = (
-    "model.safetensors",
-    "config.json",
-    "training.jsonl",
-    "README.md",
-    "training-state.safetensors",
-)
+WEIGHTS, CONFIG, LOG, CARD = "model.safetensors", "config.json", "training.jsonl", "README.md"
+PLAN, STATE = "run.json", "training-state.safetensors"
+"""What only an unfinished run has."""
 
 
 def checkpoints_folder() -> Path:

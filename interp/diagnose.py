@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from interp.checkpoint import versions
 from interp.evaluate import fits, predict, require_fit
 from interp.files import write_text
 from interp.models.base import SequenceModel
-from probes.calibration import calibration
+from probes.advantage import advantage, extract_gradients
+from probes.calibration import calibration, kl_bits
 from probes.extract import Activations, extract
 from probes.manifold import value_manifold
 from probes.orthogonality import key_orthogonality
+from probes.responsibilities import responsibilities
 from probes.result import Result
 from probes.sharpening import query_key_sharpening, separable
 from tasks.base import Batch, Task
@@ -111,6 +114,10 @@ def diagnose(
     batch = task.for_training().sample(sequences, seed=seed)
     sites = [site for site in SITES if site in model.sites]
     results |= geometry(extract(model, batch, sites, twin_seed=twin_seed), batch)
+    if "pattern" in model.sites:
+        loss = partial(kl_bits, readout=task.readout)
+        grads = extract_gradients(model, batch, loss=loss, twin_seed=twin_seed)
+        results |= {"advantage": advantage(grads), "responsibilities": responsibilities(grads)}
     settings = {"sequences": sequences, "seed": seed, "twin_seed": twin_seed, "versions": versions()}
     return Diagnosis(name or f"{task.name}-{model.cfg.architecture}", task, model.describe(), results, settings)
 

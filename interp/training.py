@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor
 
-from interp.checkpoint import LOG, STATE, load_tensors, save_checkpoint, save_tensors
+from interp.checkpoint import LOG, PLAN, STATE, save_checkpoint, save_tensors
 from interp.errors import TrainingError
 from interp.evaluate import measure, metrics
 from interp.files import write_text
 from interp.models.base import ModelConfig, build_model
+from interp.monitor import SEQUENCES, Monitor
 from interp.recipe import TrainConfig, excess_bits, make_optimizers
+from interp.run_state import load_state, save_state
 from tasks.base import Task
 
 
@@ -36,6 +37,8 @@ def train(
     resume: bool = False,
     command: str = "interp.training.train(...)",
     progress: bool = True,
+    monitor: str | None = None,
+    record: dict[str, Any] | None = None,
 ) -> Path:
     """Train from scratch, or go on where a killed run stopped, and write a checkpoint folder.
 
@@ -51,6 +54,8 @@ def train(
         resume: continue in a folder that holds an unfinished run.
         command: the command line, for the model card.
         progress: show a progress bar on standard error.
+        monitor: ``advantage`` measures every head at each log line and snapshot, into ``monitor.jsonl``.
+        record: more to keep in the checkpoint's ``training``, e.g. how its settings were chosen.
 
     Returns:
         The folder.
@@ -58,7 +63,8 @@ def train(
     Raises:
         TrainingError: when the folder holds another run, or the loss diverges (the last good weights stay).
     """
-    run = Run(task, model_config, config, Path(folder), training_task or task.for_training(), command)
+    trained_on = training_task or task.for_training()
+    run = Run(task, model_config, config, Path(folder), trained_on, command, monitor, record or {})
     run.start(resume)
     with run.progress_bar(progress) as bar:
         run.loop(bar)
@@ -75,6 +81,8 @@ class Run:
     folder: Path
     training_task: Task
     command: str
+    monitor: str | None = None
+    record: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     seconds: float = 0.0
 
@@ -85,6 +93,10 @@ class Run:
         )
         self.held_out = self.task.sample(self.config.eval_sequences, seed=eval_seed)
         self.module = build_model(self.model_config, init_seed % 2**63)
+        self.watch: Monitor | None = None
+        if self.monitor is not None and self.accelerator.is_main_process:
+            watched = self.task.sample(SEQUENCES, seed=eval_seed)
+            self.watch = Monitor(self.monitor, self.module, watched, self.task.readout, self.folder)
         optimizers = make_optimizers(self.module, self.config)
         self.model, *self.optimizers = self.accelerator.prepare(self.module, *optimizers)
         self.share, rest = divmod(self.config.batch_size, self.accelerator.num_processes)
@@ -102,7 +114,7 @@ class Run:
 
     def start(self, resume: bool) -> None:
         """Open a fresh folder, or restore an unfinished run; a loss far above that at initialisation is divergence."""
-        plan = self.folder / "run.json"
+        plan = self.folder / PLAN
         self.ceiling = 10 * measure(self.module, self.held_out, self.task.readout)["kl_bits"] + 1
         if not resume:
             if self.accelerator.is_main_process:
@@ -112,6 +124,8 @@ class Run:
                     )
                 write_text(plan, json.dumps(self.description(), indent=2) + "\n")
                 self.save_snapshot()
+                if self.watch is not None:
+                    self.watch.record(0)
                 self.save_state()
             self.accelerator.wait_for_everyone()
             return
@@ -140,7 +154,10 @@ class Run:
             self.step += 1
             if self.step in snapshot_steps and self.accelerator.is_main_process:
                 self.save_snapshot()
-            if self.step % self.config.eval_every == 0 or self.step == self.config.steps:
+            measuring = self.step % self.config.eval_every == 0 or self.step == self.config.steps
+            if self.watch is not None and (measuring or self.step in snapshot_steps):
+                self.watch.record(self.step)
+            if measuring:
                 elapsed = time.monotonic() - began
                 self.seconds = before + elapsed
                 speed = (self.step - first) * self.config.batch_size / elapsed
@@ -203,6 +220,7 @@ class Run:
         """Write the checkpoint, then drop what only an unfinished run needs."""
         training = {
             **asdict(self.config),
+            **self.record,
             "training_task": self.training_task.parameters(),
             "status": status,
             "steps_done": self.step,
@@ -220,7 +238,7 @@ class Run:
             metrics=found,
         )
         (self.folder / STATE).unlink(missing_ok=True)
-        (self.folder / "run.json").unlink(missing_ok=True)
+        (self.folder / PLAN).unlink(missing_ok=True)
 
     def save_snapshot(self) -> None:
         """Keep the weights of this step in half precision."""
@@ -229,34 +247,18 @@ class Run:
             save_tensors(self.folder / "snapshots" / f"step-{self.step:07d}.safetensors", half)
 
     def save_state(self) -> None:
-        """Save weights, optimiser state and step in one atomic file."""
-        tensors = {f"model.{name}": t for name, t in self.module.state_dict().items()}
-        for i, optimizer in enumerate(self.optimizers):
-            for index, entries in optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer.{i}.{index}.{key}": torch.as_tensor(t) for key, t in entries.items()}
-        tensors["step"], tensors["seconds"] = (
-            torch.tensor(self.step),
-            torch.tensor(self.seconds, dtype=torch.float64),
-        )
-        save_tensors(self.folder / STATE, tensors)
+        """Save what a killed run goes on from."""
+        save_state(self.folder / STATE, self.module, self.optimizers, self.step, self.seconds)
 
     def restore(self) -> None:
         """Go back to the last saved state, dropping log lines that come after it."""
-        tensors = load_tensors(self.folder / STATE)
-        self.step, self.seconds = int(tensors.pop("step")), float(tensors.pop("seconds"))
-        self.module.load_state_dict({k.removeprefix("model."): t for k, t in tensors.items() if k[:6] == "model."})
-        for i, optimizer in enumerate(self.optimizers):
-            state: dict[int, dict[str, Tensor]] = {}
-            for key, tensor in tensors.items():
-                kind, *place = key.split(".", 3)
-                if kind == "optimizer" and place[0] == str(i):
-                    state.setdefault(int(place[1]), {})[place[2]] = tensor
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.step, self.seconds = load_state(self.folder / STATE, self.module, self.optimizers)
         log = self.folder / LOG
         if log.is_file():
             lines = [line for line in log.read_text().splitlines() if _step(line) <= self.step]
             write_text(log, "".join(line + "\n" for line in lines))
+        if self.watch is not None:
+            self.watch.resume(self.step)
 
     def log(self, line: dict[str, int | float]) -> None:
         """Append one JSON line to the training log."""

@@ -1,11 +1,16 @@
+from .advantage import advantage as advantage
+from .advantage import extract_gradients as extract_gradients
 from .calibration import calibration as calibration
 from .extract import Activations as Activations
 from .extract import extract as extract
+from .first_order import first_order as first_order
 from .glossary import AXES as AXES
 from .manifold import value_manifold as value_manifold
 from .orthogonality import key_orthogonality as key_orthogonality
+from .responsibilities import responsibilities as responsibilities
 from .result import ProbeError as ProbeError
 from .result import Result as Result
+from .settling import settling as settling
 from .sharpening import query_key_sharpening as query_key_sharpening
 
 __all__ = [
@@ -13,9 +18,14 @@ __all__ = [
     "Activations",
     "ProbeError",
     "Result",
+    "advantage",
     "calibration",
     "extract",
+    "extract_gradients",
+    "first_order",
     "key_orthogonality",
     "query_key_sharpening",
+    "responsibilities",
+    "settling",
     "value_manifold",
 ]
