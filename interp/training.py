@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from interp.errors import TrainingError
 from interp.evaluate import measure, metrics
 from interp.files import write_text
 from interp.models.base import ModelConfig, build_model
+from interp.models.precision import matmul_precision
 from interp.monitor import SEQUENCES, Monitor
 from interp.recipe import TrainConfig, excess_bits, make_optimizers
 from interp.run_state import load_state, save_state
@@ -149,7 +148,7 @@ class Run:
         began, before, first = time.monotonic(), self.seconds, self.step
         losses: list[float] = []
         while self.step < self.config.steps:
-            with _matmul_precision("medium" if self.step < self.config.coarse * self.config.steps else "highest"):
+            with matmul_precision("medium" if self.step < self.config.coarse * self.config.steps else "highest"):
                 losses.append(self.update())
             self.step += 1
             if self.step in snapshot_steps and self.accelerator.is_main_process:
@@ -283,13 +282,3 @@ def _step(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError):
         return float("inf")
-
-
-@contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

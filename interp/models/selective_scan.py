@@ -22,6 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from interp.models.precision import matmul_precision
+
 STEPS = 4
 """Time steps in a tile: one state in so many is stored."""
 ELEMENTS = 2**17
@@ -84,9 +86,14 @@ def scan_by_kernel(
 
 
 class _Scan(torch.autograd.Function):
-    """The scan and its gradient, tile by tile; a tile has the axes ``(step batch) d_state d_inner``."""
+    """The scan and its gradient, tile by tile; a tile has the axes ``(step batch) d_state d_inner``.
+
+    Always in full precision: the recurrence adds errors up, and oneDNN's bfloat16 ``bmm`` multiplies what an ``out``
+    buffer held by zero, which leaves NaN where memory was not clean.
+    """
 
     @staticmethod
+    @matmul_precision("highest")
     def forward(ctx: Any, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
         A = A.mT.contiguous()
         steps, blocks = _plan(x, A)
@@ -109,6 +116,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @matmul_precision("highest")
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         """With g the gradient of h: g_t = C_t dy_t + decay_{t+1} g_{t+1}, and that of decay_t is g_t h_{t-1}."""
         x, dt, A, B, C, *starts = ctx.saved_tensors

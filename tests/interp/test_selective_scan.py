@@ -4,6 +4,7 @@ from mambapy.mamba import MambaBlock
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
 from interp.models import selective_scan as module
+from interp.models.precision import matmul_precision
 from interp.models.selective_scan import scan_by_kernel, scan_states, selective_scan
 
 
@@ -126,3 +127,16 @@ def test_a_second_derivative_is_refused():
     (gradient,) = torch.autograd.grad(selective_scan(*tensors).square().sum(), tensors[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def test_coarse_matrix_products_and_dirty_memory_change_nothing():
+    tensors = inputs(37, batch=8, d_inner=64, d_state=16)
+    exact = with_gradients(selective_scan, tensors)
+    torch.use_deterministic_algorithms(True)  # fills uninitialised memory with NaN
+    try:
+        with matmul_precision("medium"):
+            found = with_gradients(selective_scan, tensors)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for a, b in zip(exact, found, strict=True):
+        assert torch.equal(a, b)
