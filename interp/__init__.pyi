@@ -7,6 +7,8 @@ from .errors import InterpError as InterpError
 from .models.base import ModelConfig as ModelConfig
 from .models.base import build_model as build_model
 from .models.base import preset as preset
+from .pretrained import PretrainedModel as PretrainedModel
+from .pretrained import load_pretrained as load_pretrained
 from .recipe import TrainConfig as TrainConfig
 from .training import train as train
 from .trajectory import snapshot_models as snapshot_models
@@ -16,10 +18,12 @@ __all__ = [
     "Diagnosis",
     "InterpError",
     "ModelConfig",
+    "PretrainedModel",
     "TrainConfig",
     "build_model",
     "diagnose",
     "load_checkpoint",
+    "load_pretrained",
     "preset",
     "push_checkpoint",
     "save_checkpoint",

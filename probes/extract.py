@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from .result import ProbeError
+from .streaming import recording
 
 SITES = {
     "q": "attn.hook_q",
@@ -85,7 +87,18 @@ class Activations(Mapping[str, Tensor]):
         return [self.cache[found[layer]] for layer in sorted(found)]
 
 
-def as_activations(acts: Mapping[str, Tensor]) -> Activations:
+@runtime_checkable
+class Cache(Protocol):
+    """Tensors by hook name: :class:`Activations`, a dict, or TransformerLens's ``ActivationCache``."""
+
+    def __getitem__(self, key: str, /) -> Tensor: ...
+
+    def items(self) -> Iterable[tuple[str, Tensor]]:
+        """Names and tensors."""
+        ...
+
+
+def as_activations(acts: Cache) -> Activations:
     """Activations as they are, or a plain cache of TransformerLens hook names wrapped as such."""
     if isinstance(acts, Activations):
         return acts
@@ -108,18 +121,22 @@ def extract(
     *,
     batch_size: int = 64,
     twin_seed: int | None = 0,
+    to: Path | str | None = None,
 ) -> Activations:
     """Record activations of a hooked model, a few sequences at a time.
 
     Args:
         model: any ``HookedRootModule``; its ``sites`` (or TransformerLens's names) say which hook is which.
-        batch: a task's batch (``tokens`` and ``position`` are read), or a plain tensor of tokens.
+        batch: a task's batch (``tokens`` and ``position`` are read), or a plain tensor of tokens. Where a batch has an
+            ``attention_mask``, tokens that it leaves out become -1, which marks padding.
         sites: which to record, of the sites that the model declares; by default those that the probes read.
         batch_size: sequences per forward pass: what bounds memory beside the result.
         twin_seed: seed of the untrained twin that is recorded too (``acts.twin``); None for none.
+        to: folder that activations stream to, one ``.npy`` file a hook (the twin's in ``untrained``); the tensors
+            returned are then memory-mapped, and memory is bounded by ``batch_size``. By default all stays in memory.
 
     Raises:
-        ProbeError: when the model has no hooks, a site is unknown, or a hook did not fire.
+        ProbeError: when the model has no hooks, a site is unknown, a hook did not fire, or the folder can't be written.
     """
     if not hasattr(model, "run_with_cache"):
         raise ProbeError(
@@ -130,37 +147,42 @@ def extract(
     chosen = list(sites) if sites is not None else [site for site in DEFAULT if site in declared]
     tokens = batch if isinstance(batch, Tensor) else batch.tokens
     position = None if isinstance(batch, Tensor) else batch.position
+    if (mask := getattr(batch, "attention_mask", None)) is not None:
+        tokens = tokens.masked_fill(mask == 0, -1)
     shell = Activations(cache={}, sites=declared, tokens=tokens, position=position)
     names = [f"blocks.{layer}.{shell.hook(site)}" for layer in range(model.cfg.n_layers) for site in chosen]
-    cache, logits = _record(model, tokens, position, names, batch_size)
+    folder = None if to is None else Path(to)
+    cache, logits = _record(model, tokens, position, names, batch_size, folder)
     twin = None
     if twin_seed is not None:
-        from transformer_lens.tools.analysis import reinitialized
+        beside = None if folder is None else folder / "untrained"
+        twin = extract(untrained(model, twin_seed), shell, chosen, batch_size=batch_size, twin_seed=None, to=beside)
+    return replace(shell, cache=cache, logits=logits, twin=twin)
 
-        twin = extract(reinitialized(model, twin_seed), batch, chosen, batch_size=batch_size, twin_seed=None)
-    return Activations(cache, declared, tokens, position, logits, twin)
+
+def untrained(model: Any, seed: int) -> Any:
+    """The model's architecture at initialisation: by its own ``reinitialized``, or by TransformerLens's."""
+    if hasattr(model, "reinitialized"):
+        return model.reinitialized(seed)
+    from transformer_lens.tools.analysis import reinitialized
+
+    return reinitialized(model, seed)
 
 
 @torch.no_grad()
 def _record(
-    model: Any, tokens: Tensor, position: Tensor | None, names: list[str], batch_size: int
+    model: Any, tokens: Tensor, position: Tensor | None, names: list[str], batch_size: int, folder: Path | None
 ) -> tuple[dict[str, Tensor], Tensor]:
-    device = next(model.parameters()).device
-    recorded: dict[str, Tensor] = {}
-
-    def store(name: str, part: Tensor, start: int) -> None:
-        if name not in recorded:
-            recorded[name] = torch.empty(len(tokens), *part.shape[1:], dtype=part.dtype)
-        recorded[name][start : start + len(part)] = part
-
-    for start in range(0, len(tokens), batch_size):
-        rows = slice(start, start + batch_size)
-        inputs = [tokens[rows].to(device)] + ([] if position is None else [position[rows].to(device)])
-        output, cache = model.run_with_cache(*inputs, names_filter=names)
-        for name in names:
-            if name not in cache:
-                raise ProbeError(f"hook '{name}' did not fire; the model has: {', '.join(model.hook_dict)}")
-            store(name, cache[name], start)
-        store("output", output if isinstance(output, Tensor) else output.logits, start)
-    logits = recorded.pop("output")
-    return recorded, logits
+    device = getattr(model, "device", None) or next(model.parameters()).device
+    with recording(len(tokens), folder) as parts:
+        for start in range(0, len(tokens), batch_size):
+            rows = slice(start, start + batch_size)
+            inputs = [tokens[rows].to(device)] + ([] if position is None else [position[rows].to(device)])
+            output, cache = model.run_with_cache(*inputs, names_filter=names)
+            for name in names:
+                if name not in cache:
+                    raise ProbeError(f"hook '{name}' did not fire; the model has: {', '.join(model.hook_dict)}")
+                parts.append(name, cache[name], start)
+            parts.append("logits", output if isinstance(output, Tensor) else output.logits, start)
+    logits = parts.tensors.pop("logits")
+    return parts.tensors, logits
