@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from interp.cli_training import sweep, table, train
+from interp.console import Json, Output, Seed, Sequences, Settings, Source, parse, show_json, show_table, status
 
 app = typer.Typer(
     name="windtunnel",
@@ -20,12 +20,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on standard output, and nothing else.")]
-Source = Annotated[str, typer.Argument(metavar="NAME|FOLDER", help="A shipped checkpoint, a folder, or a hub id.")]
-Sequences = Annotated[int, typer.Option(min=8, help="Held-out sequences to draw.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the sequences.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a task parameter.")]
-Output = Annotated[Path, typer.Option("-o", "--output", help="The page to write.")]
 
 
 @app.command()
@@ -38,12 +32,16 @@ def report(
 ) -> None:
     """Diagnose a checkpoint and write one interactive, self-contained page."""
     with status("importing"):
-        from interp.checkpoint import load_checkpoint
+        from interp.checkpoint import find_checkpoint, load_checkpoint
         from interp.diagnose import diagnose
+        from interp.monitor import monitor_result
 
         model, task = load_checkpoint(source)
+        monitored = monitor_result(find_checkpoint(source))
     with status("probing"):
         diagnosis = diagnose(model, task, name=Path(source).name, sequences=sequences, seed=seed)
+        if monitored is not None:
+            diagnosis.results["heads during training"] = monitored
         diagnosis.to_html(output)
     if as_json:
         show_json({**diagnosis.to_dict(), "output": str(output)})
@@ -77,59 +75,6 @@ def evaluate(
         for trivial, figures in line["baselines"].items():
             rows.append({"on": "", "predictor": trivial, **{c: figures.get(c) for c in FIGURES}})
     show_table(rows)
-
-
-@app.command()
-def train(
-    task_name: Annotated[str, typer.Argument(metavar="TASK", help="See `windtunnel tasks`.")],
-    model_name: Annotated[str, typer.Argument(metavar="MODEL", help="transformer, mamba, lstm or mlp.")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data.")] = 0,
-    objective: Annotated[str, typer.Option(help="posterior (label integrated out) or labels (sampled).")] = "posterior",
-    size: Annotated[str, typer.Option(help="Preset: small or paper.")] = "small",
-    out: Annotated[Path | None, typer.Option(help="Checkpoint folder to write.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
-    settings: Settings = None,
-    train_set: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Change a task parameter in training only.")
-    ] = None,
-    model_set: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Change a model setting.")] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Change a training setting: optimizer, lr, batch_size, snapshots, ..."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Train a model on a wind tunnel and write a checkpoint folder."""
-    with status("importing"):
-        from accelerate import PartialState
-
-        from interp.checkpoint import load_checkpoint
-        from interp.evaluate import evaluation
-        from interp.models.base import preset
-        from interp.recipe import train_config
-        from interp.training import train as run_training
-        from tasks.base import get_task
-    task = get_task(task_name, **parse(settings))
-    model_config = preset(model_name, size, task, **parse(model_set))
-    given = {"seed": seed, "objective": objective, **({"steps": steps} if steps else {}), **parse(config)}
-    folder = out or Path("runs") / f"{task_name}-{model_name}-seed{seed}"
-    run_training(
-        task,
-        model_config,
-        train_config(**given),
-        folder,
-        training_task=task.for_training().replace(**parse(train_set)),
-        resume=resume,
-        command="windtunnel " + " ".join(arg for arg in sys.argv[1:] if arg not in ("--resume", "--json")),
-    )
-    if not PartialState().is_main_process:
-        return
-    model, task = load_checkpoint(folder)
-    if as_json:
-        show_json({**evaluation(model, task), "name": folder.name, "folder": str(folder)})
-    else:
-        typer.echo(f"{folder} written: `windtunnel report {folder}` looks inside")
 
 
 @app.command("list")
@@ -183,52 +128,14 @@ def show(
         typer.echo(f"{output} written: open it in a browser")
 
 
-def parse(settings: list[str] | None) -> dict[str, Any]:
-    """``["a=1", "b=x"]`` as ``{"a": 1, "b": "x"}``."""
-    parsed: dict[str, Any] = {}
-    for setting in settings or []:
-        key, separator, value = setting.partition("=")
-        if not separator or not key:
-            raise typer.BadParameter(f"'{setting}' is not a setting; expected KEY=VALUE, e.g. pairs=10")
-        try:
-            parsed[key] = json.loads(value)
-        except json.JSONDecodeError:
-            parsed[key] = value
-    return parsed
-
-
-def status(what: str) -> Any:
-    """A spinner on standard error while something runs."""
-    return Console(stderr=True).status(what)
-
-
-def show_json(value: Any) -> None:
-    """Print one JSON value; NaN, which JSON lacks, becomes null."""
-    typer.echo(json.dumps(_finite(value), allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
-
-
-def show_table(lines: list[dict[str, Any]]) -> None:
-    """Print rows as a table."""
-    table = Table()
-    for column in lines[0] if lines else ["nothing"]:
-        table.add_column(column, overflow="fold")
-    for line in lines:
-        table.add_row(*(f"{v:.5g}" if isinstance(v, float) else "" if v is None else str(v) for v in line.values()))
-    Console().print(table)
-
-
 def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and an exit status."""
     sys.stderr.write("windtunnel: " + " ".join(message.split()) + "\n")
     sys.exit(code)
+
+
+for command in (train, sweep, table):
+    app.command()(command)
 
 
 def main() -> None:

@@ -95,14 +95,14 @@ def calibration(
     if len(output) < 2:
         raise ProbeError(f"calibration needs at least 2 sequences for an interval, got {len(output)}")
     require_finite("the model's output", output.detach().cpu().numpy())
-    exact = _as_output(posterior, readout)
+    exact = as_output(posterior, readout)
     predictors = {"measured": output.detach().cpu().double()}
-    for name, predictive in {**_trivial(posterior, readout), **(baselines or {})}.items():
-        predictors[name] = _as_output(predictive, readout)
+    for name, predictive in {**trivial_predictors(posterior, readout), **(baselines or {})}.items():
+        predictors[name] = as_output(predictive, readout)
     if twin is not None:
         predictors["init"] = twin.detach().cpu().double()
 
-    errors = {name: _errors(posterior, exact, q, targets, readout) for name, q in predictors.items()}
+    errors = {name: per_sequence(posterior, exact, q, targets, readout) for name, q in predictors.items()}
     entropies = {name: entropy_bits(q, readout).numpy() for name, q in predictors.items()}
     bayes = entropy_bits(exact, readout).numpy()
     halves = _other_half_mean(torch.from_numpy(bayes)).numpy()
@@ -125,9 +125,14 @@ def calibration(
     return Result("calibration", table(*parts), READING, UNITS, level)
 
 
-def _errors(
-    posterior: Tensor, exact: Tensor, output: Tensor, targets: Tensor | None, readout: Readout
-) -> dict[str, np.ndarray]:
+def per_sequence(
+    posterior: Float64[Tensor, "batch query d_out"],
+    exact: Float64[Tensor, "batch query d_out"],
+    output: Float64[Tensor, "batch query d_out"],
+    targets: Tensor | None,
+    readout: Readout,
+) -> dict[str, Float64[np.ndarray, "batch query"]]:
+    """The errors of an output at every answer; ``exact`` is the posterior in the form of an output."""
     errors = {
         "mae_bits": (entropy_bits(output, readout) - entropy_bits(exact, readout)).abs(),
         "kl_bits": kl_bits(posterior, output, readout),
@@ -139,7 +144,7 @@ def _errors(
     return {name: values.numpy() for name, values in errors.items()}
 
 
-def _as_output(predictive: Tensor, readout: Readout) -> Tensor:
+def as_output(predictive: Float[Tensor, "batch query d_out"], readout: Readout) -> Float64[Tensor, "batch query d_out"]:
     """A predictive distribution in the form of a model's output."""
     predictive = predictive.double()
     if readout == "gaussian":
@@ -147,8 +152,10 @@ def _as_output(predictive: Tensor, readout: Readout) -> Tensor:
     return predictive.clamp_min(torch.finfo(torch.float64).tiny).log()
 
 
-def _trivial(posterior: Tensor, readout: Readout) -> dict[str, Tensor]:
-    """What can be said without the sequence: nothing (uniform), or only the position."""
+def trivial_predictors(
+    posterior: Float64[Tensor, "batch query d_out"], readout: Readout
+) -> dict[str, Float64[Tensor, "batch query d_out"]]:
+    """What can be said without the sequence: nothing (uniform), or only the position (cross-fitted)."""
     if readout == "gaussian":
         mean = _other_half_mean(posterior[..., 0])
         second = _other_half_mean(posterior[..., 0] ** 2 + posterior[..., 1])

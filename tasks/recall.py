@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ class Recall(Task):
     name: ClassVar[str] = "recall"
     primitive: ClassVar[Literal["accumulation", "transport", "binding"]] = "binding"
     metric: ClassVar[Literal["mae_bits", "kl_bits", "accuracy"]] = "accuracy"
+    variants: ClassVar[dict[str, dict[str, Any]]] = {"stored_keys": {"absent": 0.0}}
 
     def validate(self) -> None:
         """Raise :class:`TaskError` unless such sequences exist."""
