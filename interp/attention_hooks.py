@@ -119,9 +119,7 @@ def hook_attention(lm: PreTrainedModel) -> nn.ModuleList:
         if rotary:
             _hook_projections(attention, points.attn, config)
         # Gemma 2 and 3 normalise what attention adds.
-        writer = (
-            block.post_attention_layernorm if hasattr(block, "pre_feedforward_layernorm") else attention
-        )
+        writer = block.post_attention_layernorm if hasattr(block, "pre_feedforward_layernorm") else attention
         hook_boundaries(block, points.hook_resid_pre, points.hook_resid_post)
         writer.register_forward_hook(partial(_hook_output, points.hook_attn_out))
     lm.set_attn_implementation(ATTENTION)

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from interp.cli_training import sweep, table, train
+from interp.cli_training import ship, sweep, table, train
 from interp.console import Json, Output, Seed, Sequences, Settings, Source, parse, show_json, show_table, status
 
 app = typer.Typer(
@@ -134,7 +134,7 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-for command in (train, sweep, table):
+for command in (train, sweep, table, ship):
     app.command()(command)
 
 

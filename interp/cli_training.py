@@ -148,6 +148,18 @@ def table(
     typer.echo(RULE)
 
 
+def ship(
+    sources: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="Checkpoints, e.g. of a sweep.")],
+    to: Annotated[Path, typer.Option(help="Folder of checkpoints to copy to.")] = Path("checkpoints"),
+    as_json: Json = False,
+) -> None:
+    """Copy checkpoints, in half precision where that leaves their figures as they are."""
+    from interp.ship import ship as ship_one
+
+    lines = [ship_one(source, to) for source in sources]
+    show_json(lines) if as_json else show_table(lines)
+
+
 def shown(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the table in short."""
 
