@@ -20,11 +20,11 @@ class Tunnel:
 
 
 ZOO = {
-    "bijection": Tunnel("bijection"),
-    "hmm": Tunnel("hmm"),
-    "hmm-sticky": Tunnel("hmm", {"stickiness": 0.9, "states": 3, "symbols": 3}, steps=800),
+    "bijection": Tunnel("bijection", steps=5000),
+    "hmm": Tunnel("hmm", steps=2000),
+    "hmm-sticky": Tunnel("hmm", {"stickiness": 0.9, "states": 3, "symbols": 3}, steps=1600),
     "hmm-headerless": Tunnel("hmm", {"stickiness": 0.9, "header": False}, steps=1500),
-    "regression": Tunnel("regression", steps=800),
+    "regression": Tunnel("regression", {"dimensions": 4}, steps=2000),
     "recall": Tunnel("recall", {"pairs": 8, "keys": 16, "values": 16, "filler": 4, "queries": 24}),
     "mess3": Tunnel("mess3"),
 }

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Float64, Int64
 from scipy.stats import rankdata
-from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from .extract import as_activations, at_position
+from .extract import as_activations
+from .held_out import points_at, position_mean, principal_axes, r2, regress
 from .nulls import Bootstrap, require_finite
 from .result import ProbeError, Result, rows, table
 
@@ -102,7 +102,7 @@ def value_manifold(
     order = np.random.default_rng(seed).permuted(np.tile(np.arange(len(h) // 2), (permutations, 1)), axis=1)
 
     def measure(layers: list[Tensor], bootstrap: Bootstrap) -> list[dict[str, Any]]:
-        return [_layer(_points(layer, position, site), h, where, components, order, bootstrap) for layer in layers]
+        return [_layer(points_at(layer, position, site), h, where, components, order, bootstrap) for layer in layers]
 
     found = measure(acts.layers(site), Bootstrap(resamples, level, seed))
     twin: list[dict[str, Any]] = [{} for _ in found]
@@ -138,14 +138,6 @@ STATISTICS = (
 )
 
 
-def _points(
-    activation: Tensor, position: Int64[Tensor, "batch query"], site: str
-) -> Float64[np.ndarray, "batch query feature"]:
-    points = at_position(activation, position).flatten(2).double().numpy()
-    require_finite(f"site '{site}'", points)
-    return points
-
-
 def _layer(
     points: Float64[np.ndarray, "batch query feature"],
     entropy: Float64[np.ndarray, "batch query"],
@@ -158,13 +150,13 @@ def _layer(
     fit, held = points[::2], points[1::2]
     h_fit, h = entropy[::2], entropy[1::2]
     at_fit, at = position[::2], position[1::2]
-    mean, axes = _principal_axes(fit.reshape(-1, fit.shape[-1]), max(components, 3))
+    mean, axes = principal_axes(fit.reshape(-1, fit.shape[-1]), max(components, 3))
     scores_fit, scores = (fit - mean) @ axes, (held - mean) @ axes
     found: dict[str, Any] = {**_spread(held, axes[:, 0], bootstrap), "two_nn_dimension": _two_nn(held, bootstrap)}
 
     pc1 = scores[..., 0]
-    position_mean = _position_mean(h_fit, at_fit, at)
-    ranks = {"pc1": pc1, "entropy": h, "position": position_mean}
+    by_place = position_mean(h_fit, at_fit, at)
+    ranks = {"pc1": pc1, "entropy": h, "position": by_place}
     plain = {name: _standard(rankdata(values).reshape(values.shape)) for name, values in ranks.items()}
     found["spearman"] = _correlation(plain["pc1"], plain["entropy"], order, bootstrap)
     by_position = _correlation(plain["position"], plain["entropy"], order, Bootstrap(0))
@@ -173,27 +165,20 @@ def _layer(
     found["spearman_within_position"] = _correlation(*within, order, bootstrap)
 
     x_fit, x = scores_fit[..., :components], scores[..., :components]
-    found["entropy_r2"] = _r2(h - h_fit.mean(), h - _regress(x_fit, h_fit, x), bootstrap)
-    by_position = _r2(h - h_fit.mean(), h - position_mean, Bootstrap(0))
+    found["entropy_r2"] = r2(h - h_fit.mean(), h - regress(x_fit, h_fit, x), bootstrap)
+    by_position = r2(h - h_fit.mean(), h - by_place, Bootstrap(0))
     found["entropy_r2"]["null_position"] = by_position["estimate"]
     x_fit, x = (
-        values - np.stack([_position_mean(scores_fit[..., i], at_fit, where) for i in range(values.shape[-1])], -1)
+        values - np.stack([position_mean(scores_fit[..., i], at_fit, where) for i in range(values.shape[-1])], -1)
         for values, where in ((x_fit, at_fit), (x, at))
     )
-    r_fit, r = h_fit - _position_mean(h_fit, at_fit, at_fit), h - position_mean
-    found["entropy_r2_within_position"] = _r2(r, r - _regress(x_fit, r_fit, x), bootstrap)
+    r_fit, r = h_fit - position_mean(h_fit, at_fit, at_fit), h - by_place
+    found["entropy_r2_within_position"] = r2(r, r - regress(x_fit, r_fit, x), bootstrap)
 
     flat = scores[..., :3].reshape(-1, min(3, scores.shape[-1]))
     named = {f"PC{i + 1}": column for i, column in enumerate(flat.T)}
     found["points"] = pd.DataFrame({**named, "entropy_bits": h.ravel(), "position": at.ravel()})
     return found
-
-
-def _principal_axes(points: Float64[np.ndarray, "point feature"], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and leading principal axes (columns), by decreasing variance."""
-    mean = points.mean(0)
-    _, vectors = np.linalg.eigh(np.cov(points.T).reshape(points.shape[1], points.shape[1]))
-    return mean, vectors[:, ::-1][:, :k]
 
 
 def _spread(held: np.ndarray, axis: np.ndarray, bootstrap: Bootstrap) -> dict[str, dict[str, Any]]:
@@ -271,24 +256,6 @@ def _correlation(
     }
 
 
-def _r2(target: np.ndarray, residual: np.ndarray, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Held-out R^2 with its interval; undefined where the target does not vary."""
-    total, error = (target**2).sum(1), (residual**2).sum(1)
-    if total.sum() < 1e-12 * max(target.size, 1):
-        return {"estimate": np.nan, "low": np.nan, "high": np.nan}
-
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        return 1 - (weights @ error) / np.maximum(weights @ total, np.finfo(float).tiny)
-
-    estimate, (low, high) = bootstrap.interval(statistic, len(total))
-    return {"estimate": float(estimate), "low": low, "high": high}
-
-
-def _regress(x_fit: np.ndarray, y_fit: np.ndarray, x: np.ndarray) -> np.ndarray:
-    model = LinearRegression().fit(x_fit.reshape(-1, x_fit.shape[-1]), y_fit.ravel())
-    return model.predict(x.reshape(-1, x.shape[-1])).reshape(x.shape[:-1])
-
-
 def _standard(ranks: np.ndarray) -> np.ndarray:
     """Centre over all points; exact zeros where nothing varies."""
     centred = ranks - ranks.mean()
@@ -303,12 +270,3 @@ def _ranks_within(values: Float64[np.ndarray, "batch query"], position: np.ndarr
         r = rankdata(values[here])
         ranks[here] = (r - r.mean()) / len(r)
     return ranks
-
-
-def _position_mean(values: np.ndarray, position: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Mean of ``values`` at each position, looked up for the ``wanted`` positions (overall mean if unseen)."""
-    size = int(max(position.max(), wanted.max())) + 1
-    count = np.bincount(position.ravel(), minlength=size)
-    total = np.bincount(position.ravel(), weights=values.ravel(), minlength=size)
-    means = np.where(count > 0, total / np.maximum(count, 1), values.mean())
-    return means[wanted]
