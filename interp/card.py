@@ -20,6 +20,7 @@ A {{ model.architecture }} trained on the Bayesian wind tunnel `{{ task.name }}`
 
 ```python
 from interp import load_checkpoint, diagnose
+
 model, task = load_checkpoint("{{ name }}")
 diagnose(model, task).to_html("report.html")
 ```

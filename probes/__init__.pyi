@@ -1,6 +1,9 @@
 from .advantage import advantage as advantage
 from .advantage import extract_gradients as extract_gradients
 from .calibration import calibration as calibration
+from .confounds import entropy_agreement as entropy_agreement
+from .confounds import entropy_beyond_controls as entropy_beyond_controls
+from .domains import domain_restriction as domain_restriction
 from .extract import Activations as Activations
 from .extract import extract as extract
 from .first_order import first_order as first_order
@@ -20,6 +23,9 @@ __all__ = [
     "Result",
     "advantage",
     "calibration",
+    "domain_restriction",
+    "entropy_agreement",
+    "entropy_beyond_controls",
     "extract",
     "extract_gradients",
     "first_order",

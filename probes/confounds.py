@@ -118,7 +118,10 @@ class _Residuals:
         few = [i for i, values in enumerate(controls) if len(np.unique(values)) <= CATEGORIES]
         many = [i for i in range(len(controls)) if i not in few]
         coded = ColumnTransformer(
-            [("each", OneHotEncoder(handle_unknown="ignore"), few), ("smooth", SplineTransformer(), many)]
+            [
+                ("each", OneHotEncoder(handle_unknown="ignore"), few),
+                ("smooth", SplineTransformer(extrapolation="linear"), many),
+            ]
         )
         self.regression = make_pipeline(coded, LinearRegression()) if len(controls) else None
         self.controls = np.stack(controls, -1) if len(controls) else np.zeros((*entropy.shape, 0))

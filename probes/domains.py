@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from scipy.stats import norm
 from torch import Tensor
 
 from .extract import as_activations
@@ -16,6 +17,9 @@ READING = (
     "Restricting the domain lowers the dimension where the participation ratio falls, or PC1's share rises, by more "
     "than between groups of the same sizes drawn without regard to domain, and more than in the untrained model."
 )
+STATISTICS = {"participation_fall": 1.0, "pc1_rise": -1.0}
+"""Statistic -> sign: a smaller domain has a lower participation ratio and a larger first share."""
+SIGNS = np.array(list(STATISTICS.values()))
 
 
 def domain_restriction(
@@ -24,7 +28,6 @@ def domain_restriction(
     position: Int64[Tensor, "batch query"] | None = None,
     *,
     site: str = "v",
-    resamples: int = 200,
     permutations: int = 200,
     level: float = 0.95,
     seed: int = 0,
@@ -35,18 +38,18 @@ def domain_restriction(
     statistics depend. ``participation_fall`` is the participation ratio :math:`(\sum\lambda)^2 / \sum\lambda^2` of
     mixed groups minus that of the domains, ``pc1_rise`` PC1's share of the variance in the domains minus that in mixed
     groups; both are means over groups. Nulls: ``null_permutation``, one shuffle against the others (0 on average;
-    ``p_value`` is the rank among them); ``null_init``, the twin at initialisation. Intervals weight prompts within each
-    domain by a bootstrap, in both kinds of group alike.
+    ``p_value`` is the rank among them); ``null_init``, the twin at initialisation. Intervals are normal, with the
+    standard error of the jackknife that leaves out one prompt of a domain at a time (a bootstrap would draw prompts
+    twice, which lowers the dimension of small groups by itself); they err on the wide side.
 
     Args:
         acts: activations that hold ``site``.
         domain: what each sequence is about.
         position: the supervised positions, by default those of the extraction; the last is read.
         site: ``v``, or another site.
-        resamples: bootstrap resamples of the prompts.
         permutations: shuffles of the domains, at least 2.
         level: coverage of the interval.
-        seed: seed of shuffles and resamples.
+        seed: seed of the shuffles.
 
     Raises:
         ProbeError: when there are fewer than two domains of at least four prompts.
@@ -57,65 +60,72 @@ def domain_restriction(
     if position is None or len(names) < 2 or counts.min() < 4:
         found = dict(zip(names.tolist(), counts.tolist(), strict=True))
         raise ProbeError(f"domain_restriction needs positions and two domains of at least 4 prompts, got {found}")
+    last = position[:, -1:]
     generator = np.random.default_rng(seed)
     shuffled = [generator.permutation(label) for _ in range(permutations)]
-    weights = np.zeros((resamples, len(label)))
-    for i, count in enumerate(counts):
-        weights[:, label == i] = generator.multinomial(count, np.full(count, 1 / count), size=resamples)
 
-    gram = _gram(points_at(acts.layers(site)[-1], position[:, -1:], site)[:, 0])
-    plain = np.ones(len(label))
-    mixed = np.stack([_spread(gram, other, plain) for other in shuffled])
-    estimate = (mixed.mean(0) - _spread(gram, label, plain)) * SIGNS
-    null = (mixed.mean(0) - mixed) * SIGNS
-    drawn = np.stack(
-        [
-            (_spread(gram, shuffled[i % permutations], w) - _spread(gram, label, w)) * SIGNS
-            for i, w in enumerate(weights)
-        ]
+    def fall(layer: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The statistics, those of each shuffle, and the inner products they come from."""
+        points = points_at(layer, last, site)[:, 0]
+        gram = points @ points.T
+        mixed = np.stack([_spread(gram, other) for other in shuffled])
+        return (mixed.mean(0) - _spread(gram, label)) * SIGNS, (mixed.mean(0) - mixed) * SIGNS, gram
+
+    estimate, null, gram = fall(acts.layers(site)[-1])
+    init = np.full(2, np.nan) if acts.twin is None else fall(acts.twin.layers(site)[-1])[0]
+    left_out = np.mean([_leave_one_out(gram, other) for other in shuffled[:JACKKNIFED]], 0) - _leave_one_out(
+        gram, label
     )
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    init = np.full(2, np.nan)
-    if acts.twin is not None:
-        untrained = _gram(points_at(acts.twin.layers(site)[-1], position[:, -1:], site)[:, 0])
-        against = np.mean([_spread(untrained, other, plain) for other in shuffled], axis=0)
-        init = (against - _spread(untrained, label, plain)) * SIGNS
+    deviation = np.zeros_like(left_out)
+    for i, count in enumerate(counts):
+        own = left_out[label == i]
+        deviation[label == i] = (own - own.mean(0)) * np.sqrt((count - 1) / count)
+    margin = norm.ppf((1 + level) / 2) * np.sqrt((deviation**2).sum(0))
     parts = [
         rows(
             name,
             estimate[i],
-            (low[i], high[i]),
+            (estimate[i] - margin[i], estimate[i] + margin[i]),
             null_permutation=null[:, i].mean(),
             null_init=init[i],
             p_value=(1 + (null[:, i] >= estimate[i]).sum()) / (1 + len(null)),
         )
-        for i, name in enumerate(("participation_fall", "pc1_rise"))
+        for i, name in enumerate(STATISTICS)
     ]
     return Result(f"domain_restriction({site})", table(*parts), READING, {}, level)
 
 
-SIGNS = np.array([1.0, -1.0])
-"""A smaller domain has a lower participation ratio and a larger first share."""
-
-
-def _gram(points: Float64[np.ndarray, "point feature"]) -> Float64[np.ndarray, "point point"]:
-    centred = points - points.mean(0)
-    return centred @ centred.T
+JACKKNIFED = 20
+"""Shuffles over which the jackknife averages."""
 
 
 def _spread(
-    gram: Float64[np.ndarray, "point point"],
-    label: Int64[np.ndarray, " point"],
-    weights: Float64[np.ndarray, " point"],
+    gram: Float64[np.ndarray, "point point"], label: Int64[np.ndarray, " point"]
 ) -> Float64[np.ndarray, " component"]:
-    """Participation ratio and PC1's share, means over groups, from inner products of weighted points."""
-    found = []
-    for group in np.unique(label):
-        members = label == group
-        p = weights[members] / weights[members].sum()
-        inner = gram[np.ix_(members, members)]
-        centre = inner @ p
-        scaled = np.sqrt(np.outer(p, p)) * (inner - centre[:, None] - centre + p @ centre)
-        total = max(np.trace(scaled), np.finfo(float).tiny)
-        found.append((total**2 / max((scaled**2).sum(), np.finfo(float).tiny), np.linalg.eigvalsh(scaled)[-1] / total))
-    return np.mean(found, axis=0)
+    """Participation ratio and PC1's share, means over groups."""
+    return np.mean([_of_group(gram[np.ix_(at, at)]) for at in _members(label)], 0)
+
+
+def _leave_one_out(
+    gram: Float64[np.ndarray, "point point"], label: Int64[np.ndarray, " point"]
+) -> Float64[np.ndarray, "point component"]:
+    """The spread when each point in turn is left out."""
+    groups = _members(label)
+    found = np.tile(_spread(gram, label), (len(label), 1))
+    for at in groups:
+        rest = np.array([np.delete(at, i) for i in range(len(at))])
+        found[at] += (_of_group(gram[rest[:, :, None], rest[:, None]]) - _of_group(gram[np.ix_(at, at)])) / len(groups)
+    return found
+
+
+def _members(label: Int64[np.ndarray, " point"]) -> list[np.ndarray]:
+    return [np.flatnonzero(label == group) for group in np.unique(label)]
+
+
+def _of_group(gram: Float64[np.ndarray, "*batch point point"]) -> Float64[np.ndarray, "*batch component"]:
+    """Participation ratio and PC1's share of points with these inner products."""
+    column = gram.mean(-1, keepdims=True)
+    centred = gram - column - np.swapaxes(column, -1, -2) + column.mean(-2, keepdims=True)
+    total = np.maximum(np.trace(centred, axis1=-2, axis2=-1), np.finfo(float).tiny)
+    squares = np.maximum((centred**2).sum((-2, -1)), np.finfo(float).tiny)
+    return np.stack([total**2 / squares, np.linalg.eigvalsh(centred)[..., -1] / total], -1)
