@@ -1,6 +1,7 @@
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import push_checkpoint as push_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
+from .compare import compare as compare
 from .diagnose import Diagnosis as Diagnosis
 from .diagnose import diagnose as diagnose
 from .errors import InterpError as InterpError
@@ -21,6 +22,7 @@ __all__ = [
     "PretrainedModel",
     "TrainConfig",
     "build_model",
+    "compare",
     "diagnose",
     "load_checkpoint",
     "load_pretrained",

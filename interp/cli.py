@@ -50,6 +50,33 @@ def report(
 
 
 @app.command()
+def compare(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="A B...", help="Checkpoints, or language models: smollm2, folder, hub id.")
+    ],
+    output: Output = Path("compare.html"),
+    sequences: Sequences = 64,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Put wind tunnels and pretrained language models side by side under the same probes, on one page."""
+    with status("importing"):
+        from interp.compare import compare as compare_models
+        from interp.signatures import RULE, in_words
+    with status("probing"):
+        comparison = compare_models(sources, sequences=sequences, seed=seed)
+        comparison.to_html(output)
+    if as_json:
+        show_json({**comparison.to_dict(), "output": str(output)})
+        return
+    found = comparison.signatures()
+    for name in comparison.results:
+        show_table([in_words(line) for line in found if line["model"] == name], title=name)
+    typer.echo(RULE)
+    typer.echo(f"{output} written: open it in a browser")
+
+
+@app.command()
 def evaluate(
     source: Source,
     sequences: Sequences = 1024,

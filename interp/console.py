@@ -64,11 +64,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def show_table(lines: list[dict[str, Any]]) -> None:
-    """Print rows as a table."""
-    table = Table()
+def show_table(lines: list[dict[str, Any]], title: str | None = None) -> None:
+    """Print rows as a table: folded to a terminal's width, at its own width elsewhere."""
+    table = Table(title=title, title_justify="left")
     for column in lines[0] if lines else ["nothing"]:
         table.add_column(column, overflow="fold")
     for line in lines:
         table.add_row(*(f"{v:.5g}" if isinstance(v, float) else "" if v is None else str(v) for v in line.values()))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else WIDEST).print(table)
+
+
+WIDEST = 400
+"""Columns that a table may take in a file or pipe."""

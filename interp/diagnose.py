@@ -125,15 +125,11 @@ def diagnose(
 def geometry(acts: Activations, batch: Batch) -> dict[str, Result]:
     """The geometry probes for which the activations hold the sites."""
     results: dict[str, Result] = {}
-    if _held(acts, "k") and (batch.hypothesis >= 0).any():
+    if acts.holds("k") and (batch.hypothesis >= 0).any():
         results["key orthogonality"] = key_orthogonality(acts, batch.hypothesis)
-    if _held(acts, "scores") and separable(batch.evidence, batch.position).any():
+    if acts.holds("scores") and separable(batch.evidence, batch.position).any():
         results["query-key sharpening"] = query_key_sharpening(acts, batch.evidence)
     for site in MANIFOLD_SITES:
-        if _held(acts, site):
+        if acts.holds(site):
             results[f"value manifold, site {site}"] = value_manifold(acts, batch.entropy, batch.position, site=site)
     return results
-
-
-def _held(acts: Activations, site: str) -> bool:
-    return site in acts.sites and any(name.endswith("." + acts.sites[site]) for name in acts)

@@ -12,14 +12,15 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from interp.prompts import Dice, Natural, PromptBatch, Sula, WordBijection
-from probes.calibration import calibration, entropy_bits
+from probes.calibration import Readout, as_output, calibration, entropy_bits
 from probes.confounds import entropy_agreement, entropy_beyond_controls
 from probes.domains import domain_restriction
 from probes.extract import Activations, extract
 from probes.manifold import value_manifold
 from probes.orthogonality import key_orthogonality
 from probes.result import Result
-from probes.sharpening import query_key_sharpening
+from probes.sharpening import query_key_sharpening, separable
+from tasks.base import Batch
 
 SUFFIXES = (1, 2, 4)
 """Tokens that a suffix shows."""
@@ -50,7 +51,11 @@ def probe_language_model(model: Any, *, sequences: int = 128, seed: int = 0, twi
         batch = family.sample(model.tokenizer, sequences, seed)
         held = [site for site in ("k", "v", "scores", "pattern") if site in model.sites]
         acts = record(model, twin, batch, held)
-        results |= known_posterior(acts, batch, family.name)
+        assert acts.logits is not None
+        assert acts.twin is not None
+        assert acts.twin.logits is not None
+        outputs = batch.answer_logits(acts.logits), batch.answer_logits(acts.twin.logits)
+        results |= known_posterior(acts, batch, outputs, batch.baselines, family.name, strata=_shots(batch))
     for dice in (Dice(), Dice(sides=6)):
         batch = dice.sample(model.tokenizer, sequences, seed)
         outputs = answers(model, batch), answers(twin, batch)
@@ -68,27 +73,52 @@ def record(model: Any, twin: Any, batch: PromptBatch, sites: list[str]) -> Activ
     return replace(acts, twin=untrained)
 
 
-def known_posterior(acts: Activations, batch: PromptBatch, name: str) -> dict[str, Result]:
-    """All that applies where the posterior of every query is exact."""
-    assert acts.logits is not None
-    assert acts.twin is not None
-    assert acts.twin.logits is not None
-    output, untrained = batch.answer_logits(acts.logits), batch.answer_logits(acts.twin.logits)
-    measured, init = entropy_bits(output), entropy_bits(untrained)
+def known_posterior(
+    acts: Activations,
+    batch: Batch,
+    outputs: tuple[Tensor, Tensor],
+    baselines: Mapping[str, Tensor],
+    name: str,
+    *,
+    strata: Mapping[str, Tensor] | None = None,
+    readout: Readout = "categorical",
+) -> dict[str, Result]:
+    """All that applies where the posterior of every query is exact, for a wind tunnel or a language model.
+
+    Args:
+        acts: activations; each probe runs that finds its site.
+        batch: what was read, with its posterior.
+        outputs: logits of the answers (or mean and log-variance), of the model and of its twin at initialisation.
+        baselines: predictors that see less; those named ``suffix`` or ``window`` serve as controls too.
+        name: what the titles say after the comma.
+        strata: strata beside the position, within which entropies are compared.
+        readout: the form of the outputs.
+    """
+    measured, init = (entropy_bits(output.double(), readout) for output in outputs)
     position = {"position": batch.position}
-    suffix = {key: entropy_bits(p.log()) for key, p in batch.baselines.items() if key.startswith("suffix")}
-    results = {
-        f"calibration, {name}": _calibrate(output, untrained, batch),
-        f"entropy agreement, {name}": entropy_agreement(measured, batch.entropy, position | _shots(batch), twin=init),
+    seen = {
+        key: entropy_bits(as_output(p, readout), readout)
+        for key, p in baselines.items()
+        if key.startswith(("suffix", "window"))
     }
-    if "k" in acts.sites:
+    results = {
+        f"calibration, {name}": calibration(
+            outputs[0], batch.posterior, batch.targets, baselines=baselines, twin=outputs[1], readout=readout
+        ),
+        f"entropy agreement, {name}": entropy_agreement(
+            measured, batch.entropy, {**position, **(strata or {})}, twin=init
+        ),
+    }
+    if acts.holds("k") and (batch.hypothesis >= 0).any():
         results[f"key orthogonality, {name}"] = key_orthogonality(acts, batch.hypothesis)
-    if "scores" in acts.sites:
+    if acts.holds("scores") and separable(batch.evidence, batch.position).any():
         results[f"query-key sharpening, {name}"] = query_key_sharpening(acts, batch.evidence)
-    if "v" in acts.sites:
-        controls = {"controls": position, "suffix": suffix, "output": {"answer entropy": measured}}
+    if acts.holds("v"):
+        controls = {"controls": position, "suffix": seen, "output": {"answer entropy": measured}}
         results[f"value manifold, {name}"] = value_manifold(acts, batch.entropy)
-        results[f"entropy axis, {name}"] = entropy_beyond_controls(acts, batch.entropy, controls)
+        results[f"entropy axis, {name}"] = entropy_beyond_controls(
+            acts, batch.entropy, {key: group for key, group in controls.items() if group}
+        )
     return results
 
 

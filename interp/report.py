@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from plotly.graph_objects import Figure
@@ -20,17 +20,16 @@ def report_page(diagnosis: Diagnosis) -> str:
     """The whole page as HTML text."""
     sections = [
         {
-            "id": title.replace(" ", "-").replace(",", ""),
+            "id": anchor(title),
             "title": title,
             "reading": result.reading,
-            "figures": [_embed(figure) for figure in figures_of(result)],
-            "table": _table(result),
+            "figures": [embed(figure) for figure in figures_of(result)],
+            "table": numbers(result),
         }
         for title, result in diagnosis.results.items()
     ]
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("interp").joinpath("report.html.j2").read_text(encoding="utf-8"))
-    return template.render(
+    return render(
+        "report.html.j2",
         name=diagnosis.name,
         task={"name": diagnosis.task.name, **diagnosis.task.parameters()},
         task_doc=(type(diagnosis.task).__doc__ or "").split("\n\n")[0].replace("`", ""),
@@ -39,7 +38,6 @@ def report_page(diagnosis: Diagnosis) -> str:
         calibration=headline_table(diagnosis),
         sections=sections,
         settings=diagnosis.settings,
-        plotlyjs=get_plotlyjs(),
     )
 
 
@@ -65,11 +63,25 @@ def headline_table(diagnosis: Diagnosis) -> list[dict[str, str]]:
     return lines
 
 
-def _embed(figure: Figure) -> str:
+def render(template: str, **context: Any) -> str:
+    """A page from a template of this package, with plotly inside."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = environment.from_string(files("interp").joinpath(template).read_text(encoding="utf-8"))
+    return page.render(plotlyjs=get_plotlyjs(), **context)
+
+
+def anchor(title: str) -> str:
+    """The title of a section as an HTML id."""
+    return title.replace(" ", "-").replace(",", "")
+
+
+def embed(figure: Figure) -> str:
+    """A figure as a piece of HTML."""
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
 
 
-def _table(result: Result) -> str:
+def numbers(result: Result) -> str:
+    """A result's table as a piece of HTML."""
     frame = result.to_frame()
     frame = frame.astype(object).where(frame.notna(), "")
     return str(frame.to_html(index=False, border=0, classes="numbers", float_format=lambda x: f"{x:.4g}"))

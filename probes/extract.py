@@ -71,6 +71,10 @@ class Activations(Mapping[str, Tensor]):
             raise ProbeError(f"unknown site '{site}'; this model declares: {', '.join(self.sites)}")
         return self.sites[site]
 
+    def holds(self, site: str) -> bool:
+        """Whether the site was extracted."""
+        return site in self.sites and any(name.endswith("." + self.sites[site]) for name in self.cache)
+
     def layers(self, site: str) -> list[Tensor]:
         """The activations of a site, first layer first.
 

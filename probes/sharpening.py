@@ -104,7 +104,7 @@ def separable(
 def _measure(
     scores: list[Tensor],
     patterns: list[Tensor],
-    usable: Bool[Tensor, " batch"],
+    usable: Bool[Tensor, " _"],
     position: Int64[Tensor, "batch query"],
     evidence: Bool[Tensor, "batch query pos"],
     source: Bool[Tensor, "batch query pos"],

@@ -1,16 +1,13 @@
 """The report in a real browser, and its numbers against the probes' own."""
 
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
+from browser import BROWSER, dom
 
 from interp import diagnose, load_checkpoint
 from interp.report import figures_of
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +48,8 @@ def test_summaries_have_one_row_a_place(diagnosis):
 def test_a_real_browser_draws_every_figure_offline(diagnosis, tmp_path):
     page = tmp_path / "report.html"
     diagnosis.to_html(page)
-    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-sync --no-first-run"
-    flags += " --use-gl=angle --use-angle=swiftshader --enable-unsafe-swiftshader --virtual-time-budget=20000"
-    command = [BROWSER, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
+    drawn = dom(page, tmp_path / "profile")
     figures = sum(len(figures_of(result)) for result in diagnosis.results.values())
-    assert dom.count('class="plotly-graph-div js-plotly-plot"') == figures
-    body = dom.split("<body", 1)[1]
+    assert drawn.count('class="plotly-graph-div js-plotly-plot"') == figures
+    body = drawn.split("<body", 1)[1]
     assert not re.search(r"(src|href)=\"https?://(?!plotly)", body)
