@@ -65,17 +65,15 @@ def domain_restriction(
     shuffled = [generator.permutation(label) for _ in range(permutations)]
 
     def fall(layer: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The statistics, those of each shuffle, and the inner products they come from."""
+        """The statistics, those of each shuffle, and the points they come from."""
         points = points_at(layer, last, site)[:, 0]
-        gram = points @ points.T
-        mixed = np.stack([_spread(gram, other) for other in shuffled])
-        return (mixed.mean(0) - _spread(gram, label)) * SIGNS, (mixed.mean(0) - mixed) * SIGNS, gram
+        mixed = np.stack([_spread(points, other) for other in shuffled])
+        return (mixed.mean(0) - _spread(points, label)) * SIGNS, (mixed.mean(0) - mixed) * SIGNS, points
 
-    estimate, null, gram = fall(acts.layers(site)[-1])
+    estimate, null, points = fall(acts.layers(site)[-1])
     init = np.full(2, np.nan) if acts.twin is None else fall(acts.twin.layers(site)[-1])[0]
-    left_out = np.mean([_leave_one_out(gram, other) for other in shuffled[:JACKKNIFED]], 0) - _leave_one_out(
-        gram, label
-    )
+    mixed = np.mean([_leave_one_out(points, other) for other in shuffled[:JACKKNIFED]], 0)
+    left_out = mixed - _leave_one_out(points, label)
     deviation = np.zeros_like(left_out)
     for i, count in enumerate(counts):
         own = left_out[label == i]
@@ -100,21 +98,21 @@ JACKKNIFED = 20
 
 
 def _spread(
-    gram: Float64[np.ndarray, "point point"], label: Int64[np.ndarray, " point"]
+    points: Float64[np.ndarray, "point feature"], label: Int64[np.ndarray, " point"]
 ) -> Float64[np.ndarray, " component"]:
     """Participation ratio and PC1's share, means over groups."""
-    return np.mean([_of_group(gram[np.ix_(at, at)]) for at in _members(label)], 0)
+    return np.mean([_of_group(points[at]) for at in _members(label)], 0)
 
 
 def _leave_one_out(
-    gram: Float64[np.ndarray, "point point"], label: Int64[np.ndarray, " point"]
+    points: Float64[np.ndarray, "point feature"], label: Int64[np.ndarray, " point"]
 ) -> Float64[np.ndarray, "point component"]:
     """The spread when each point in turn is left out."""
     groups = _members(label)
-    found = np.tile(_spread(gram, label), (len(label), 1))
+    found = np.tile(_spread(points, label), (len(label), 1))
     for at in groups:
         rest = np.array([np.delete(at, i) for i in range(len(at))])
-        found[at] += (_of_group(gram[rest[:, :, None], rest[:, None]]) - _of_group(gram[np.ix_(at, at)])) / len(groups)
+        found[at] += (_of_group(points[rest]) - _of_group(points[at])) / len(groups)
     return found
 
 
@@ -122,10 +120,11 @@ def _members(label: Int64[np.ndarray, " point"]) -> list[np.ndarray]:
     return [np.flatnonzero(label == group) for group in np.unique(label)]
 
 
-def _of_group(gram: Float64[np.ndarray, "*batch point point"]) -> Float64[np.ndarray, "*batch component"]:
-    """Participation ratio and PC1's share of points with these inner products."""
-    column = gram.mean(-1, keepdims=True)
-    centred = gram - column - np.swapaxes(column, -1, -2) + column.mean(-2, keepdims=True)
-    total = np.maximum(np.trace(centred, axis1=-2, axis2=-1), np.finfo(float).tiny)
-    squares = np.maximum((centred**2).sum((-2, -1)), np.finfo(float).tiny)
-    return np.stack([total**2 / squares, np.linalg.eigvalsh(centred)[..., -1] / total], -1)
+def _of_group(points: Float64[np.ndarray, "*batch point feature"]) -> Float64[np.ndarray, "*batch component"]:
+    """Participation ratio and PC1's share, from the smaller of the two products of the centred points."""
+    centred = points - points.mean(-2, keepdims=True)
+    turned = np.swapaxes(centred, -1, -2)
+    gram = centred @ turned if points.shape[-2] < points.shape[-1] else turned @ centred
+    total = np.maximum(np.trace(gram, axis1=-2, axis2=-1), np.finfo(float).tiny)
+    squares = np.maximum((gram**2).sum((-2, -1)), np.finfo(float).tiny)
+    return np.stack([total**2 / squares, np.linalg.eigvalsh(gram)[..., -1] / total], -1)
