@@ -27,7 +27,7 @@ AXES = {
     "shot": "number of examples in a prompt",
     "feature": "coordinate of an activation",
     "point": "activation vector",
-    "component": "principal component",
+    "component": "direction of a subspace, the principal one first",
     "resample": "bootstrap resample",
     "draw": "uniform random draw",
     "half": "sequence of the held-out half",
