@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
@@ -21,8 +22,8 @@ READING = (
     "can be decoded but costs nothing is inert."
 )
 UNITS = {"kl_increase_bits": "bits", "redirected_bits": "bits", "kl_to_target_bits": "bits", "entropy_shift": "bits"}
-Subspaces = Sequence[Float[Tensor, "feature component"]]
-"""An orthonormal basis for each layer."""
+Subspaces = Sequence[Float[Tensor, "feature component"]] | Mapping[int, Float[Tensor, "feature component"]]
+"""An orthonormal basis for each layer, or for some layers by number."""
 
 
 def subspace_ablation(
@@ -46,7 +47,7 @@ def subspace_ablation(
 
     Args:
         subject: the model and what it reads; not the sequences that the subspace was fitted on.
-        bases: an orthonormal basis for each layer.
+        bases: an orthonormal basis for each layer, or for some layers by number.
         site: ``resid_post``, ``v``, or another site with one vector a position.
         by: what the coordinates become: ``mean`` over sequences, ``resample`` (another sequence's), or ``zero``.
         shuffled: subspaces fitted in the same way to shuffled beliefs.
@@ -70,7 +71,7 @@ def subspace_ablation(
 
     whole, single, null, null_single, p_value = [], [], [], [], []
     other: list[float] = []
-    for layer, (points, basis) in enumerate(zip(layers, bases, strict=True)):
+    for layer, (points, basis) in layers.items():
         hook, source = subject.hook(site, layer), replacement(points, by, seed)
         used = SubspaceInterchange(basis)
         random = _placebos(used, placebos, seed)
@@ -90,7 +91,7 @@ def subspace_ablation(
     if per_position:
         estimate, interval = bootstrap.mean(np.moveaxis(np.array(single), -1, 0))
         parts.append(rows("kl_increase_bits", estimate, interval, axes=("layer", "query"), null_random=null_single))
-    return Result(f"subspace_ablation({site}, {by})", table(*parts), READING, UNITS, level)
+    return _result(f"subspace_ablation({site}, {by})", parts, list(layers), level)
 
 
 def subspace_swap(
@@ -118,7 +119,7 @@ def subspace_swap(
 
     Args:
         subject: the model and what it reads; not the sequences that the subspace was fitted on.
-        bases: an orthonormal basis for each layer.
+        bases: an orthonormal basis for each layer, or for some layers by number.
         site: ``resid_post``, ``v``, or another site with one vector a position.
         partner: whose coordinates each sequence gets; by default a random cycle.
         target: the posterior that the swap should produce.
@@ -144,7 +145,7 @@ def subspace_swap(
     found: dict[str, list[np.ndarray]] = {name: [] for name in ("swap", "random", "wrong_state", "mean", "shuffled")}
     single: list[np.ndarray] = []
     null_single: list[np.ndarray] = []
-    for layer, (points, basis) in enumerate(zip(layers, bases, strict=True)):
+    for layer, (points, basis) in layers.items():
         hook, source = subject.hook(site, layer), points[partner]
         used = SubspaceInterchange(basis)
         random = _placebos(used, placebos, seed)
@@ -193,7 +194,7 @@ def subspace_swap(
         estimate, interval = bootstrap.mean(np.stack(single, 1))
         null_random = np.stack(null_single, 1).mean(0)
         parts.append(rows("redirected_bits", estimate, interval, axes=("layer", "query"), null_random=null_random))
-    return Result(f"subspace_swap({site})", table(*parts), READING, UNITS, level)
+    return _result(f"subspace_swap({site})", parts, list(layers), level)
 
 
 def steering(
@@ -219,11 +220,12 @@ def steering(
     from transformer_lens.tools.analysis import SubspaceInterchange, random_basis
 
     layers, at = _recorded(subject, axes, site), subject.batch.position
-    if any(axis.shape[1] != 1 for axis in axes):
-        raise ProbeError(f"steering needs one direction a layer, got ranks {[axis.shape[1] for axis in axes]}")
+    ranks = [axis.shape[1] for _, axis in layers.values()]
+    if set(ranks) != {1}:
+        raise ProbeError(f"steering needs one direction a layer, got ranks {ranks}")
     unedited = subject.errors()
     shift, cost, null_shift, null_cost = [], [], [], []
-    for layer, (points, axis) in enumerate(zip(layers, axes, strict=True)):
+    for layer, (points, axis) in layers.items():
         distance = amount * float((points @ axis).std())
 
         def pushed(
@@ -248,17 +250,29 @@ def steering(
         rows("entropy_shift", *bootstrap.mean(np.stack(shift, 1)), axes=("layer",), null_random=null_shift),
         rows("kl_increase_bits", *bootstrap.mean(np.stack(cost, 1)), axes=("layer",), null_random=null_cost),
     ]
-    return Result(f"steering({site})", table(*parts), READING, UNITS, level)
+    return _result(f"steering({site})", parts, list(layers), level)
 
 
-def _recorded(subject: Subject, bases: Subspaces, site: str) -> list[Float[Tensor, "batch query feature"]]:
-    """Unedited activations at the supervised positions, a tensor a layer."""
-    acts = subject.record(site)
-    layers = [at_position(layer.flatten(2), subject.batch.position).float() for layer in acts.layers(site)]
-    widths, rank = [layer.shape[-1] for layer in layers], [tuple(basis.shape) for basis in bases]
-    if [shape[0] for shape in rank] != widths:
-        raise ProbeError(f"bases have shapes {rank}; '{site}' needs one a layer, with {widths} rows")
-    return layers
+def _recorded(subject: Subject, bases: Subspaces, site: str) -> dict[int, tuple[Tensor, Tensor]]:
+    """Layer -> unedited activations at the supervised positions (``batch query feature``), and its basis."""
+    at = subject.batch.position
+    layers = [at_position(layer.flatten(2), at).float() for layer in subject.record(site).layers(site)]
+    given = dict(bases) if isinstance(bases, Mapping) else dict(enumerate(bases))
+    whole = isinstance(bases, Mapping) or len(given) == len(layers)
+    if not whole or any(n not in range(len(layers)) or len(b) != layers[n].shape[-1] for n, b in given.items()):
+        shapes = {layer: tuple(basis.shape) for layer, basis in given.items()}
+        raise ProbeError(
+            f"bases have shapes {shapes}; '{site}' has {len(layers)} layers of width {layers[0].shape[-1]}: give one "
+            "a layer, or some by number"
+        )
+    return {layer: (layers[layer], basis) for layer, basis in given.items()}
+
+
+def _result(name: str, parts: list[pd.DataFrame], layers: Sequence[int], level: float) -> Result:
+    """A result whose rows carry the numbers of the layers that were edited."""
+    frame = table(*parts)
+    frame["layer"] = frame["layer"].map(dict(enumerate(layers))).astype("Int64")
+    return Result(name, frame, READING, UNITS, level)
 
 
 def _placebos(used: object, count: int, seed: int) -> list:

@@ -85,6 +85,32 @@ def _styles(result: Result) -> dict[str, tuple[str, dict]]:
     return styles
 
 
+def heat_map(result: Result, statistic: str) -> go.Figure:
+    """One statistic by layer and supervised position (or head), with intervals and nulls where the mouse points."""
+    axis = "query" if "query" in result.frame else "head"
+    frame = result.frame[result.frame["statistic"] == statistic].dropna(subset=["layer", axis])
+
+    def grid(column: str) -> np.ndarray:
+        return frame.pivot_table(column, "layer", axis, dropna=False).to_numpy(float)
+
+    columns = ["low", "high", *result.nulls()]
+    told = "".join(f"<br>{name.removeprefix('null_')} %{{customdata[{i}]:.4g}}" for i, name in enumerate(columns))
+    heat = go.Heatmap(
+        x=sorted(frame[axis].unique()),
+        y=sorted(frame["layer"].unique()),
+        z=grid("estimate"),
+        customdata=np.stack([grid(column) for column in columns], -1),
+        hovertemplate=f"layer %{{y}}, {axis} %{{x}}<br>%{{z:.4g}}{told}<extra></extra>",
+        colorscale="RdBu_r",
+        zmid=0,
+        colorbar={"title": result.units.get(statistic, "")},
+    )
+    figure = go.Figure(
+        heat, layout={"template": "plotly_white", "height": 360, "title": f"{result.probe}: {statistic}"}
+    )
+    return figure.update_xaxes(title=AXES[axis]).update_yaxes(title="layer", dtick=1)
+
+
 def manifold_scatter(points: pd.DataFrame, layer: int | None = None) -> go.Figure:
     """Points of one layer on their first three components, coloured by entropy; turn it with the mouse."""
     layer = int(points["layer"].max()) if layer is None else layer

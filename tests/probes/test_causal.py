@@ -95,9 +95,17 @@ def test_steering_shifts_log_odds_by_the_stated_distance(planted):
         steering(subject, [torch.eye(D_MODEL)[:, :2]] * 2)
 
 
+def test_some_layers_alone_keep_their_numbers(planted):
+    _, subject, used, _ = planted
+    some, whole = (subspace_ablation(subject, bases, per_position=True) for bases in ({1: used[1]}, used))
+    assert set(some.frame["layer"]) == {1}
+    kept = whole.frame[whole.frame["layer"] == 1].reset_index(drop=True)
+    np.testing.assert_allclose(some.frame["estimate"], kept["estimate"])
+
+
 def test_bases_and_sites_that_do_not_fit_are_named(planted):
     _, subject, used, _ = planted
-    with pytest.raises(ProbeError, match=r"bases have shapes \[\(16, 1\)\]"):
+    with pytest.raises(ProbeError, match=r"bases have shapes \{0: \(16, 1\)\}; .* 2 layers of width 16"):
         subspace_ablation(subject, used[:1])
     with pytest.raises(ProbeError, match="can't edit site 'scores'"):
         subspace_ablation(subject, used, site="scores")
