@@ -5,6 +5,7 @@
 # the same dimension moved as far, subspaces fitted to shuffled beliefs, wrong states, and means.
 
 # %%
+
 import pandas as pd
 
 from interp import load_checkpoint

@@ -23,6 +23,7 @@ from .result import ProbeError as ProbeError
 from .result import Result as Result
 from .settling import settling as settling
 from .sharpening import query_key_sharpening as query_key_sharpening
+from .simplex import belief_geometry as belief_geometry
 from .subspaces import decoding_axis as decoding_axis
 from .subspaces import encoding_subspace as encoding_subspace
 from .subspaces import principal_subspace as principal_subspace
@@ -35,6 +36,7 @@ __all__ = [
     "Result",
     "Subject",
     "advantage",
+    "belief_geometry",
     "calibration",
     "decoding_axis",
     "domain_restriction",

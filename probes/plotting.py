@@ -135,3 +135,26 @@ def manifold_scatter(points: pd.DataFrame, layer: int | None = None) -> go.Figur
     scene = {f"{axis}axis": {"title": {"text": f"PC{i + 1}"}} for i, axis in enumerate("xyz")}
     figure.update_layout(template="plotly_white", height=560, scene=scene, title=f"layer {layer}")
     return figure
+
+
+def belief_simplex(points: pd.DataFrame, layer: int | None = None) -> go.Figure:
+    """Exact and regressed beliefs side by side: barycentric for three states, on two principal axes for more."""
+    layer = int(points["layer"].max()) if layer is None else layer
+    part = points[points["layer"] == layer]
+    part = part.iloc[:: max(1, len(part) // 6000)]
+    exact, read = (part.filter(regex=f"^{kind}_").to_numpy(float) for kind in ("belief", "regressed"))
+    if exact.shape[1] == 3:
+        plane = np.array([[0, 0], [1, 0], [0.5, np.sqrt(3) / 2]])
+    else:
+        plane = np.linalg.svd(exact - exact.mean(0), full_matrices=False)[2][:2].T
+    share = exact[:, :3] / np.maximum(exact.max(0)[:3], np.finfo(float).tiny)
+    colours = [f"rgb({r:.0f},{g:.0f},{b:.0f})" for r, g, b in 230 * share]
+    figure = make_subplots(1, 2, subplot_titles=["exact belief", f"read from layer {layer}"])
+    hover = [", ".join(f"{p:.3f}" for p in row) for row in exact]
+    for column, cloud in enumerate((exact, read), 1):
+        x, y = (cloud @ plane).T
+        marker = {"size": 2.5, "color": colours}
+        trace = go.Scattergl(x=x, y=y, mode="markers", marker=marker, text=hover, hoverinfo="text", showlegend=False)
+        figure.add_trace(trace, row=1, col=column)
+        figure.update_yaxes(scaleanchor=f"x{column}", row=1, col=column)
+    return figure.update_layout(template="plotly_white", height=480, width=960)
