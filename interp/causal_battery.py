@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probes.causal import steering, subspace_ablation, subspace_swap
@@ -51,13 +51,10 @@ def causal_battery(
         ``"ablation, NAME"``, ``"swap, NAME"``, and for the axes ``"steering, NAME"``.
     """
     learnt = Subject(subject.model, fit, subject.readout, subject.batch_size)
-    chosen = range(subject.n_layers) if layers is None else layers
-    rank = fit.posterior.shape[-1] - 1 if rank is None else rank
-    points = _points(learnt, site)
     order = torch.randperm(len(fit.posterior), generator=torch.Generator().manual_seed(seed))
-    true = {layer: _subspaces(points[layer], fit.posterior, fit.entropy, rank) for layer in chosen}
-    fake = {layer: _subspaces(points[layer], fit.posterior[order], fit.entropy[order], rank) for layer in chosen}
-    results = {"decodability": _decodability(points, _points(subject, site), true, fit.entropy, subject.batch.entropy)}
+    true = entropy_axes(learnt, site, layers, rank)
+    fake = entropy_axes(learnt, site, layers, rank, order)
+    results = {"decodability": _decodability(learnt, subject, site, true)}
     for name in NAMES:
         bases = {layer: found[name] for layer, found in true.items()}
         options: dict[str, Any] = {"site": site, "placebos": placebos, "seed": seed}
@@ -69,6 +66,39 @@ def causal_battery(
         if name != "belief frame":
             results[f"steering, {name}"] = steering(subject, bases, **options)
     return results
+
+
+def entropy_axes(
+    subject: Subject,
+    site: str,
+    layers: Sequence[int] | None = None,
+    rank: int | None = None,
+    order: Int64[Tensor, " batch"] | None = None,
+) -> dict[int, dict[str, Tensor]]:
+    """Layer -> name -> basis, for each of ``NAMES``, fitted to the subject's own batch.
+
+    Args:
+        subject: the model, and the sequences to fit on.
+        site: where; one vector a position.
+        layers: which layers; all by default.
+        rank: dimension of the belief frame, by default all that the posterior spans.
+        order: whose beliefs each sequence gets; a permutation makes the control of shuffled labels.
+    """
+    own = torch.arange(len(subject.batch.posterior)) if order is None else order
+    posterior = subject.batch.posterior[own]
+    h = subject.batch.entropy[own].double().flatten().numpy()
+    rank = posterior.shape[-1] - 1 if rank is None else rank
+    points = _points(subject, site)
+    found = {}
+    for layer in range(subject.n_layers) if layers is None else layers:
+        bases = (
+            decoding_axis(points[layer], h),
+            encoding_subspace(points[layer], h[:, None], 1),
+            principal_subspace(points[layer], 1),
+            encoding_subspace(points[layer], posterior.flatten(0, 1).numpy(), rank),
+        )
+        found[layer] = dict(zip(NAMES, bases, strict=True))
+    return found
 
 
 def causal_table(results: dict[str, Result]) -> list[dict[str, Any]]:
@@ -107,33 +137,15 @@ def _points(subject: Subject, site: str) -> list[Float64[np.ndarray, "point feat
     return [at_position(layer.flatten(2), at).flatten(0, 1).double().numpy() for layer in layers]
 
 
-def _subspaces(
-    points: np.ndarray,
-    posterior: Float64[Tensor, "batch query d_out"],
-    entropy: Float64[Tensor, "batch query"],
-    rank: int,
-) -> dict[str, Tensor]:
-    h = entropy.flatten().numpy()
-    found = (
-        decoding_axis(points, h),
-        encoding_subspace(points, h[:, None], 1),
-        principal_subspace(points, 1),
-        encoding_subspace(points, posterior.flatten(0, 1).numpy(), rank),
-    )
-    return dict(zip(NAMES, found, strict=True))
-
-
-def _decodability(
-    fit: list[np.ndarray], held: list[np.ndarray], bases: dict[int, dict[str, Tensor]], h_fit: Tensor, h: Tensor
-) -> Result:
+def _decodability(fit: Subject, held: Subject, site: str, bases: dict[int, dict[str, Tensor]]) -> Result:
     """Held-out R^2 of entropy by a line on each axis."""
     parts = []
-    y = h.double().numpy()
+    x_fit, x = _points(fit, site), _points(held, site)
+    h, y = fit.batch.entropy.double().flatten().numpy(), held.batch.entropy.double().numpy()
     for layer, found in bases.items():
         axis = found[NAMES[0]].double().numpy()[:, 0]
-        line = np.polyfit(fit[layer] @ axis, h_fit.flatten().double().numpy(), 1)
-        residual = y - np.polyval(line, (held[layer] @ axis).reshape(y.shape))
-        cell = r2(y - y.mean(), residual, Bootstrap())
+        line = np.polyfit(x_fit[layer] @ axis, h, 1)
+        cell = r2(y - h.mean(), y - np.polyval(line, (x[layer] @ axis).reshape(y.shape)), Bootstrap())
         part = rows("entropy_r2", [cell["estimate"]], ([cell["low"]], [cell["high"]]), axes=("layer",), null_mean=0.0)
         parts.append(part.assign(layer=layer))
     reading = "How well the entropy can be read off the axis; whether the model reads it there is what the tests ask."

@@ -54,7 +54,7 @@ class BeliefResult(Result):
 def belief_geometry(
     acts: Mapping[str, Tensor],
     belief: Float64[Tensor, "batch query state"],
-    observed: Int64[Tensor, "batch query"],
+    observed: Int64[Tensor, "_ _"],
     position: Int64[Tensor, "batch query"] | None = None,
     *,
     site: str = "belief",
