@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .extract import as_activations
 from .held_out import points_at
+from .interventions import partners
 from .nulls import Bootstrap
 from .result import ProbeError, Result, table
 
@@ -99,7 +100,7 @@ def belief_geometry(
     y, x = belief.numpy(), observed.numpy()
     bootstrap = Bootstrap(resamples, level, seed)
     windows = {f"window_{n}": _read(_strings(x, n), y) for n in (1, 2, 3)}
-    shuffled = np.random.default_rng(seed).permuted(np.arange(len(y)))
+    shuffled = partners(len(y), seed).numpy()
     twins = [None] * len(acts.layers(site)) if acts.twin is None else acts.twin.layers(site)
     cells: dict[str, list[dict[str, Any]]] = {}
     clouds = []
