@@ -154,7 +154,7 @@ def belief_simplex(points: pd.DataFrame, layer: int | None = None) -> go.Figure:
     for column, cloud in enumerate((exact, read), 1):
         x, y = (cloud @ plane).T
         marker = {"size": 2.5, "color": colours}
-        trace = go.Scattergl(x=x, y=y, mode="markers", marker=marker, text=hover, hoverinfo="text", showlegend=False)
+        trace = go.Scatter(x=x, y=y, mode="markers", marker=marker, text=hover, hoverinfo="text", showlegend=False)
         figure.add_trace(trace, row=1, col=column)
         figure.update_yaxes(scaleanchor=f"x{column}", row=1, col=column)
     return figure.update_layout(template="plotly_white", height=480, width=960)

@@ -1,0 +1,31 @@
+# %% [markdown]
+# # What comes first in training: the frame or the precision?
+# Every probe at every snapshot, on the same sequences. The dissociation is a number: the step at which attention
+# patterns, and the values they fetch, have come 90 % of the way to where they end.
+
+# %%
+import sys
+from pathlib import Path
+
+from interp.dynamics import dynamics
+from interp.files import write_text
+
+names = sys.argv[1:] or ["bijection-transformer", "hmm-transformer", "hmm-mamba"]
+pages = []
+for name in names:
+    found = dynamics(name)
+    pages += [found.figure(), found.animation()]
+    table = found.to_frame().pivot_table("estimate", "step", ["statistic", "layer"], dropna=False)
+    print(name, "calibration (bits)")
+    calibration = found.to_frame().query("statistic == 'kl_bits'")
+    print(calibration[["step", "estimate"]].round(5).to_string(index=False))
+    print(table.drop(columns="kl_bits", errors="ignore").dropna(axis=1, how="all").round(3).to_string())
+    if found.dissociation is not None:
+        columns = ["attention", "values", "values_relative", "lag_values_relative"]
+        print("steps to 90 %, and doublings by which values come after attention")
+        print(found.dissociation.summary()[columns].to_string())
+
+# %%
+html = (page.to_html(full_html=False, include_plotlyjs=i == 0) for i, page in enumerate(pages))
+write_text(Path("dynamics.html"), "".join(html))
+print("dynamics.html written: open it in a browser")
