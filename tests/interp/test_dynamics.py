@@ -1,21 +1,31 @@
 """Training dynamics of a tiny run: the last snapshot is the checkpoint, and the slider holds every snapshot."""
 
+from dataclasses import replace
+
 import pytest
+from conftest import TINY_MODEL, TINY_RUN, TINY_TASK
 
 from interp import load_checkpoint
 from interp.dynamics import dynamics
 from interp.errors import CheckpointError
 from interp.evaluate import measure
+from interp.training import train
 from probes import extract, key_orthogonality
 
 
 @pytest.fixture(scope="module")
-def found(tiny):
-    return dynamics(tiny, sequences=32)
+def folder(tmp_path_factory):
+    run = replace(TINY_RUN, snapshots=5)
+    return train(TINY_TASK, TINY_MODEL, run, tmp_path_factory.mktemp("runs") / "snapshots", progress=False)
 
 
-def test_the_last_snapshot_is_the_checkpoint_itself(found, tiny):
-    model, task = load_checkpoint(tiny)
+@pytest.fixture(scope="module")
+def found(folder):
+    return dynamics(folder, sequences=32)
+
+
+def test_the_last_snapshot_is_the_checkpoint_itself(found, folder):
+    model, task = load_checkpoint(folder)
     batch = task.for_training().sample(32, seed=0)
     frame = found.to_frame()
     last = frame[frame["step"] == frame["step"].max()].set_index("statistic")
@@ -28,7 +38,7 @@ def test_the_last_snapshot_is_the_checkpoint_itself(found, tiny):
 def test_every_snapshot_is_a_frame_and_a_stop_of_the_slider(found):
     figure = found.animation()
     steps = [str(step) for step in found.results]
-    assert len(steps) >= 3
+    assert len(steps) == 5
     assert [frame.name for frame in figure.frames] == steps
     assert [step.label for step in figure.layout.sliders[0].steps] == steps
     assert len(found.figure().data) > 4
