@@ -161,22 +161,20 @@ def ship(
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table in short."""
+    """A row of the table in short: estimate over interval, seeds over steps."""
 
     def cell(key: str) -> str | None:
-        return row.get(key) and f"{row[key]:.3g} [{row[f'{key}_ci'][0]:.3g}, {row[f'{key}_ci'][1]:.3g}]"
+        return row.get(key) and f"{row[key]:.3g}\n[{row[f'{key}_ci'][0]:.3g}, {row[f'{key}_ci'][1]:.3g}]"
 
     return {
-        "cell": row["name"],
-        "primitive": row["primitive"],
-        "seeds": row["seeds"],
-        "steps": max(row["steps"]),
+        "cell": f"{row['name']}\n{row['primitive']}",
+        "seeds": f"{row['seeds']}\nx {max(row['steps'])}",
         "entropy MAE": cell("mae_bits"),
         "KL bits": cell("kl_bits"),
         "accuracy": cell("accuracy"),
-        "best trivial": f"{row['trivial']} {row['trivial_kl_bits']:.3g}",
+        "best trivial": f"{row['trivial']}\n{row['trivial_kl_bits']:.3g}",
         "relative": cell("relative"),
         "nearest": row["nearest"],
-        "verdict": row["verdict"] + ("" if row["converged"] else ", not converged"),
-        "papers": row["claim"] + ("" if row["agree"] else " (we disagree)"),
+        "verdict": row["verdict"] + ("" if row["converged"] else "\nnot converged"),
+        "papers": row["claim"] + ("" if row["agree"] else "\n(we disagree)"),
     }

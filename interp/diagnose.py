@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor
 from transformer_lens.tools.analysis import reinitialized
 
 from interp.checkpoint import versions
@@ -23,6 +26,7 @@ from probes.orthogonality import key_orthogonality
 from probes.responsibilities import responsibilities
 from probes.result import Result
 from probes.sharpening import query_key_sharpening, separable
+from probes.simplex import belief_geometry
 from tasks.base import Batch, Task
 
 MANIFOLD_SITES = ("v", "z", "attn_out", "mixer_out", "lstm_out", "resid_post")
@@ -113,13 +117,27 @@ def diagnose(
             )
     batch = task.for_training().sample(sequences, seed=seed)
     sites = [site for site in SITES if site in model.sites]
-    results |= geometry(extract(model, batch, sites, twin_seed=twin_seed), batch)
+    acts = extract(model, batch, sites, twin_seed=twin_seed)
+    results |= geometry(acts, batch)
+    if any(name.startswith("window") for name in task.baselines(batch)):
+        results["belief geometry"] = beliefs(acts, batch, task.baselines(batch))
     if "pattern" in model.sites:
         loss = partial(kl_bits, readout=task.readout)
         grads = extract_gradients(model, batch, loss=loss, twin_seed=twin_seed)
         results |= {"advantage": advantage(grads), "responsibilities": responsibilities(grads)}
     settings = {"sequences": sequences, "seed": seed, "twin_seed": twin_seed, "versions": versions()}
     return Diagnosis(name or f"{task.name}-{model.cfg.architecture}", task, model.describe(), results, settings)
+
+
+def beliefs(acts: Activations, batch: Batch, baselines: Mapping[str, Tensor], site: str = "resid_post") -> Result:
+    """:func:`probes.belief_geometry` on a task of hidden states, whose supervised tokens are the observations.
+
+    Windowed filters stand beside it as they are where the answer is the belief itself.
+    """
+    is_belief = batch.posterior.shape == batch.belief.shape and torch.equal(batch.posterior, batch.belief)
+    observed = batch.tokens.gather(1, batch.position)
+    predictors = baselines if is_belief else None
+    return belief_geometry(acts, batch.belief, observed, batch.position, site=site, predictors=predictors)
 
 
 def geometry(acts: Activations, batch: Batch) -> dict[str, Result]:

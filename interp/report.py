@@ -11,6 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from probes.manifold import ManifoldResult
 from probes.result import Result
+from probes.simplex import BeliefResult
 
 if TYPE_CHECKING:
     from interp.diagnose import Diagnosis
@@ -43,6 +44,8 @@ def report_page(diagnosis: Diagnosis) -> str:
 
 def figures_of(result: Result) -> list[Figure]:
     """The figures of a result: its panels, and the point cloud where there is one."""
+    if isinstance(result, BeliefResult):
+        return [result.simplex(), result.figure()]
     if isinstance(result, ManifoldResult):
         return [result.scatter(), result.figure()]
     return [result.figure()]

@@ -30,7 +30,7 @@ READING = (
     "with it exceeds the observed symbol's."
 )
 COMPONENTS = 256
-"""Principal components of the activations that the regression reads: more features than that are compressed first."""
+"""Principal components of the activations that are read and clustered, where there are more features."""
 FLOOR = 1e-3
 """Least probability of a regressed belief after projection, so that its error in bits is finite."""
 LARGEST = 2000
@@ -59,6 +59,7 @@ def belief_geometry(
     position: Int64[Tensor, "batch query"] | None = None,
     *,
     site: str = "belief",
+    predictors: Mapping[str, Float64[Tensor, "batch query state"]] | None = None,
     resamples: int = 200,
     level: float = 0.95,
     seed: int = 0,
@@ -71,7 +72,7 @@ def belief_geometry(
     clusters, as many as states, with the most likely state. ``silhouette`` of those clusters, ``silhouette_fewer``
     and ``silhouette_more`` with one cluster less and more.
 
-    Nulls: ``null_window_n``, regression on which of all strings the last n observations are; ``null_shuffled``, the
+    Nulls: ``null_last_n``, regression on which of all strings the last n observations are; ``null_shuffled``, the
     beliefs of other sequences; ``null_init``, the twin at initialisation; ``null_symbol`` for ``ami``, the observed
     symbols in place of clusters.
 
@@ -80,6 +81,8 @@ def belief_geometry(
         belief: exact posterior over the latent state (``batch.belief``).
         observed: symbol observed at each supervised position, in order.
         position: the supervised positions, by default those of the extraction.
+        predictors: beliefs of lesser observers, scored as they are; needed where each sequence has parameters of its own,
+            which a string of symbols can't know.
         site: ``belief`` (residual stream, Mamba's state, LSTM's cell), or another site with one vector a position.
         resamples: bootstrap resamples over sequences.
         level: coverage of the intervals.
@@ -99,17 +102,18 @@ def belief_geometry(
         raise ProbeError(f"belief_geometry splits the sequences in two halves and needs at least 8, got {len(belief)}")
     y, x = belief.numpy(), observed.numpy()
     bootstrap = Bootstrap(resamples, level, seed)
-    windows = {f"window_{n}": _read(_strings(x, n), y) for n in (1, 2, 3)}
+    windows = {f"last_{n}": _read(_strings(x, n), y) for n in (1, 2, 3)}
+    lesser = {name.replace(" ", "_"): other[1::2].numpy() for name, other in (predictors or {}).items()}
     shuffled = partners(len(y), seed).numpy()
     twins = [None] * len(acts.layers(site)) if acts.twin is None else acts.twin.layers(site)
     cells: dict[str, list[dict[str, Any]]] = {}
     clouds = []
     for i, (layer, twin) in enumerate(zip(acts.layers(site), twins, strict=True)):
-        points = points_at(layer, position, site)
-        sources = {"measured": _read(points, y), **windows, "shuffled": _read(points, y[shuffled])}
+        points = _compressed(points_at(layer, position, site))
+        sources = {"measured": _read(points, y), **windows, **lesser, "shuffled": _read(points, y[shuffled])}
         clusters = _clusters(points, y, x, bootstrap, seed)
         if twin is not None:
-            untrained = points_at(twin, position, site)
+            untrained = _compressed(points_at(twin, position, site))
             sources["init"] = _read(untrained, y)
             for name, cell in _clusters(untrained, y, x, Bootstrap(0), seed).items():
                 clusters[name]["null_init"] = cell["estimate"]
@@ -131,12 +135,18 @@ def belief_geometry(
     return BeliefResult(f"belief_geometry({site})", table(*parts), READING, units, level, cloud)
 
 
+def _compressed(points: np.ndarray) -> np.ndarray:
+    """The leading principal components of the even sequences, where there are many features."""
+    fit = points[::2].reshape(-1, points.shape[-1])
+    if min(fit.shape) <= COMPONENTS:
+        return points
+    pca = PCA(COMPONENTS, svd_solver="randomized", random_state=0).fit(fit)
+    return pca.transform(points.reshape(-1, points.shape[-1])).reshape(*points.shape[:2], COMPONENTS)
+
+
 def _read(points: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The belief of the odd sequences, by a regression fitted on the even ones."""
     fit, held = (points[half].reshape(-1, points.shape[-1]) for half in (slice(0, None, 2), slice(1, None, 2)))
-    if points.shape[-1] > COMPONENTS:
-        pca = PCA(COMPONENTS, svd_solver="randomized", random_state=0).fit(fit)
-        fit, held = pca.transform(fit), pca.transform(held)
     model = LinearRegression().fit(fit, y[::2].reshape(-1, y.shape[-1]))
     return model.predict(held).reshape(y[1::2].shape)
 

@@ -30,7 +30,7 @@ def test_a_linearly_embedded_belief_is_read_exactly_beyond_every_window():
     found = measure(belief @ GENERATOR.normal(size=(3, 12)) + 5, belief, observed)
     row = found.row("belief_r2", layer=0)
     assert row["estimate"] == pytest.approx(1, abs=1e-6)
-    assert max(row["null_window_1"], row["null_window_2"], row["null_shuffled"]) < 0.05
+    assert max(row["null_last_1"], row["null_last_2"], row["null_shuffled"]) < 0.05
     # only the floor of 0.001 on probabilities is left
     assert found.value("belief_kl_bits", layer=0) < 0.003
     assert len(found.simplex().data) == 2
@@ -51,7 +51,7 @@ def test_a_code_for_the_last_symbol_earns_nothing_over_its_window_or_symbol():
     np.put_along_axis(belief, observed[..., None], 0.8, -1)
     found = measure(10 * np.eye(3)[observed] + 0.01 * GENERATOR.normal(size=(N, Q, 3)), belief, observed)
     row = found.row("belief_r2", layer=0)
-    assert row["estimate"] == pytest.approx(row["null_window_1"], abs=1e-3)
+    assert row["estimate"] == pytest.approx(row["null_last_1"], abs=1e-3)
     clusters = found.row("ami", layer=0)
     assert clusters["estimate"] == pytest.approx(1)
     assert clusters["null_symbol"] == pytest.approx(1)
@@ -77,8 +77,28 @@ def test_windows_of_the_exact_filter_alone_explain_a_short_memory():
         resid(nothing), batch.belief, batch.tokens, batch.position, site="resid_post", resamples=0
     ).row("belief_r2", layer=0)
     assert found["estimate"] < 0.05
-    assert found["null_window_1"] < found["null_window_2"] < found["null_window_3"]
-    assert found["null_window_3"] > 0.8
+    assert found["null_last_1"] < found["null_last_2"] < found["null_last_3"]
+    assert found["null_last_3"] > 0.8
+
+
+def test_more_features_than_components_are_compressed_without_losing_the_belief():
+    belief = GENERATOR.dirichlet(np.ones(3), (N, Q))
+    wide = belief @ GENERATOR.normal(size=(3, 400)) + 0.01 * GENERATOR.normal(size=(N, Q, 400))
+    assert measure(wide, belief, GENERATOR.integers(3, size=(N, Q))).value("belief_r2", layer=0) > 0.99
+
+
+def test_a_lesser_observer_is_scored_as_it_is():
+    belief = torch.from_numpy(GENERATOR.dirichlet(np.ones(3), (N, Q)))
+    observed = torch.from_numpy(GENERATOR.integers(3, size=(N, Q)))
+    predictors = {"itself": belief, "nothing known": torch.full_like(belief, 1 / 3)}
+    found = belief_geometry(
+        resid(belief.numpy()), belief, observed, POSITION, site="resid_post", predictors=predictors, resamples=0
+    )
+    assert found.row("belief_r2", layer=0)["null_itself"] == 1
+    assert found.row("belief_r2", layer=0)["null_nothing_known"] == pytest.approx(0, abs=0.02)
+    # the mean divergence of Dirichlet(1, 1, 1) from uniform: log2 3 - (psi(4) - psi(2)) / ln 2
+    expected = np.log2(3) - (1 / 2 + 1 / 3) / np.log(2)
+    assert found.row("belief_kl_bits", layer=0)["null_nothing_known"] == pytest.approx(expected, abs=0.04)
 
 
 def test_projection_is_the_nearest_distribution():
