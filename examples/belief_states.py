@@ -13,7 +13,7 @@ from probes import extract
 
 for name in sys.argv[1:] or ["hmm-sticky-mamba", "hmm-sticky-lstm", "hmm-sticky-transformer"]:
     model, task = load_checkpoint(name)
-    batch = task.sample(96, seed=0)
+    batch = task.sample(192, seed=0)
     found = beliefs(extract(model, batch, ["belief"]), batch, task.baselines(batch), site="belief")
     print(name)
     print(found.frame.drop(columns="effect").dropna(axis=1, how="all").round(4).to_string(index=False))

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import RidgeCV
 from sklearn.metrics import adjusted_mutual_info_score, silhouette_samples
 from torch import Tensor
 
@@ -66,8 +66,8 @@ def belief_geometry(
 ) -> BeliefResult:
     """Read the belief off activations, and cluster them, per layer.
 
-    Fitted on the even sequences, reported on the odd ones. ``belief_r2``: R^2 of the belief vector by linear regression
-    (on the leading principal components where there are many features). ``belief_kl_bits``: KL(belief || regressed),
+    Fitted on the even sequences, reported on the odd ones. ``belief_r2``: R^2 of the belief vector by ridge regression
+    (strength by leave-one-out; on the leading principal components where there are many features). ``belief_kl_bits``: KL(belief || regressed),
     after projection to the simplex with no probability below 0.001. ``ami``: adjusted mutual information of k-means
     clusters, as many as states, with the most likely state. ``silhouette`` of those clusters, ``silhouette_fewer``
     and ``silhouette_more`` with one cluster less and more.
@@ -81,8 +81,8 @@ def belief_geometry(
         belief: exact posterior over the latent state (``batch.belief``).
         observed: symbol observed at each supervised position, in order.
         position: the supervised positions, by default those of the extraction.
-        predictors: beliefs of lesser observers, scored as they are; needed where each sequence has parameters of its own,
-            which a string of symbols can't know.
+        predictors: beliefs of lesser observers, scored as they are; needed where each sequence has parameters of its
+            own, which a string of symbols can't know.
         site: ``belief`` (residual stream, Mamba's state, LSTM's cell), or another site with one vector a position.
         resamples: bootstrap resamples over sequences.
         level: coverage of the intervals.
@@ -145,9 +145,10 @@ def _compressed(points: np.ndarray) -> np.ndarray:
 
 
 def _read(points: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The belief of the odd sequences, by a regression fitted on the even ones."""
+    """The belief of the odd sequences, by a ridge regression fitted on the even ones."""
     fit, held = (points[half].reshape(-1, points.shape[-1]) for half in (slice(0, None, 2), slice(1, None, 2)))
-    model = LinearRegression().fit(fit, y[::2].reshape(-1, y.shape[-1]))
+    alphas = np.logspace(-9, 1, 11) * fit.var(0).sum() * len(fit) + np.finfo(float).tiny
+    model = RidgeCV(alphas).fit(fit, y[::2].reshape(-1, y.shape[-1]))
     return model.predict(held).reshape(y[1::2].shape)
 
 
