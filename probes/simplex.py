@@ -67,10 +67,10 @@ def belief_geometry(
     """Read the belief off activations, and cluster them, per layer.
 
     Fitted on the even sequences, reported on the odd ones. ``belief_r2``: R^2 of the belief vector by ridge regression
-    (strength by leave-one-out; on the leading principal components where there are many features). ``belief_kl_bits``: KL(belief || regressed),
-    after projection to the simplex with no probability below 0.001. ``ami``: adjusted mutual information of k-means
-    clusters, as many as states, with the most likely state. ``silhouette`` of those clusters, ``silhouette_fewer``
-    and ``silhouette_more`` with one cluster less and more.
+    (strength by leave-one-out; on the leading principal components where there are many features).
+    ``belief_kl_bits``: KL(belief || regressed), after projection to the simplex with no probability below 0.001.
+    ``ami``: adjusted mutual information of k-means clusters, as many as states, with the most likely state.
+    ``silhouette`` of those clusters, ``silhouette_fewer`` and ``silhouette_more`` with one cluster less and more.
 
     Nulls: ``null_last_n``, regression on which of all strings the last n observations are; ``null_shuffled``, the
     beliefs of other sequences; ``null_init``, the twin at initialisation; ``null_symbol`` for ``ami``, the observed
