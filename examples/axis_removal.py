@@ -8,13 +8,14 @@
 from dataclasses import replace
 
 import pandas as pd
-from transformer_lens.tools.analysis import NormMatchedPlacebo, SubspaceInterchange, random_basis
+from transformer_lens.tools.analysis import SubspaceInterchange
 
 from interp import load_pretrained
-from interp.causal_battery import NAMES, causal_battery, causal_table, entropy_axes
+from interp.causal_battery import NAMES, causal_battery, causal_table, entropy_axes, layer_points
 from interp.prompts import Sula
 from probes import Edit, Subject, value_manifold
 from probes.extract import at_position
+from probes.interventions import placebos
 
 LAYERS = (4, 14, 24)
 model = load_pretrained("smollm2")
@@ -29,7 +30,7 @@ print(pd.DataFrame(causal_table(found)).to_string(index=False))
 # %% Local geometry of the last layer, before and after an axis of layer 14 is removed.
 LAYER = 14
 site = "resid_post"
-axes = entropy_axes(Subject(model, fit), site, [LAYER])[LAYER]
+axes = entropy_axes(layer_points(Subject(model, fit), site)[LAYER], fit.posterior, fit.entropy)
 before = subject.record(site)
 source = at_position(before[site, LAYER], batch.position).mean(0, keepdim=True)
 last = subject.hook(site, subject.n_layers - 1)
@@ -37,11 +38,8 @@ edits = {"before": []}
 for name in NAMES[:3]:
     used = SubspaceInterchange(axes[name])
     edits[name] = [Edit(subject.hook(site, LAYER), used, source, batch.position)]
-    for i in range(2):
-        placebo = NormMatchedPlacebo(used, random_basis(len(axes[name]), 1, i))
-        edits[f"random {i + 1}, as far as the {name}"] = [
-            Edit(subject.hook(site, LAYER), placebo, source, batch.position)
-        ]
+    for i, placebo in enumerate(placebos(used, 2, seed=0), 1):
+        edits[f"random {i}, as far as the {name}"] = [Edit(subject.hook(site, LAYER), placebo, source, batch.position)]
 lines = []
 for name, edit in edits.items():
     acts = subject.record(site, edit)

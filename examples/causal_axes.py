@@ -5,12 +5,11 @@
 # the same dimension moved as far, subspaces fitted to shuffled beliefs, wrong states, and means.
 
 # %%
-
 import pandas as pd
 
 from interp import load_checkpoint
 from interp.causal_battery import causal_battery, causal_table
-from interp.files import write_text
+from interp.figures import write_figures
 from probes import Subject, head_ablation, head_removal
 from probes.plotting import heat_map
 
@@ -33,7 +32,5 @@ figures = [
     heat_map(found["ablation, belief frame"], "kl_increase_bits"),
     heat_map(found["ablation, decoded entropy axis"], "kl_increase_bits"),
 ]
-write_text(
-    "causal.html", "".join(figure.to_html(full_html=False, include_plotlyjs=i == 0) for i, figure in enumerate(figures))
-)
+write_figures("causal.html", figures)
 print("causal.html written: open it in a browser")

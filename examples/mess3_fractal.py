@@ -4,10 +4,8 @@
 # symbols holds them linearly; how much better than the last three observations do, the table says.
 
 # %%
-from pathlib import Path
-
 from interp import load_checkpoint
-from interp.files import write_text
+from interp.figures import write_figures
 from probes import belief_geometry, extract
 
 model, task = load_checkpoint("mess3-transformer")
@@ -17,5 +15,5 @@ columns = ["layer", "statistic", "estimate", "low", "high", *found.nulls()]
 print(found.frame[columns].round(4).to_string(index=False))
 
 # %%
-write_text(Path("mess3.html"), found.simplex().to_html())
+write_figures("mess3.html", [found.simplex()])
 print("mess3.html written: open it in a browser")

@@ -5,10 +5,9 @@
 
 # %%
 import sys
-from pathlib import Path
 
 from interp.dynamics import dynamics
-from interp.files import write_text
+from interp.figures import write_figures
 
 names = sys.argv[1:] or ["bijection-transformer", "hmm-transformer", "hmm-mamba"]
 pages = []
@@ -26,6 +25,5 @@ for name in names:
         print(found.dissociation.summary()[columns].to_string())
 
 # %%
-html = (page.to_html(full_html=False, include_plotlyjs=i == 0) for i, page in enumerate(pages))
-write_text(Path("dynamics.html"), "".join(html))
+write_figures("dynamics.html", pages)
 print("dynamics.html written: open it in a browser")

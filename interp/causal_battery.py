@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probes.causal import steering, subspace_ablation, subspace_swap
-from probes.extract import at_position
-from probes.held_out import r2
+from probes.held_out import points_at, r2
 from probes.interventions import Subject
 from probes.nulls import Bootstrap
 from probes.result import Result, rows, table
@@ -52,9 +51,12 @@ def causal_battery(
     """
     learnt = Subject(subject.model, fit, subject.readout, subject.batch_size)
     order = torch.randperm(len(fit.posterior), generator=torch.Generator().manual_seed(seed))
-    true = entropy_axes(learnt, site, layers, rank)
-    fake = entropy_axes(learnt, site, layers, rank, order)
-    results = {"decodability": _decodability(learnt, subject, site, true)}
+    points = layer_points(learnt, site)
+    chosen = range(subject.n_layers) if layers is None else layers
+    true = {layer: entropy_axes(points[layer], fit.posterior, fit.entropy, rank) for layer in chosen}
+    fake = {layer: entropy_axes(points[layer], fit.posterior[order], fit.entropy[order], rank) for layer in chosen}
+    held = layer_points(subject, site)
+    results = {"decodability": _decodability(points, held, true, fit.entropy, subject.batch.entropy)}
     for name in NAMES:
         bases = {layer: found[name] for layer, found in true.items()}
         options: dict[str, Any] = {"site": site, "placebos": placebos, "seed": seed}
@@ -69,36 +71,34 @@ def causal_battery(
 
 
 def entropy_axes(
-    subject: Subject,
-    site: str,
-    layers: Sequence[int] | None = None,
+    points: Float64[np.ndarray, "point feature"],
+    posterior: Float64[Tensor, "batch query d_out"],
+    entropy: Float[Tensor, "batch query"],
     rank: int | None = None,
-    order: Int64[Tensor, " batch"] | None = None,
-) -> dict[int, dict[str, Tensor]]:
-    """Layer -> name -> basis, for each of ``NAMES``, fitted to the subject's own batch.
+) -> dict[str, Tensor]:
+    """Name -> basis, for each of ``NAMES``, fitted to the activations of one layer (:func:`layer_points`).
 
     Args:
-        subject: the model, and the sequences to fit on.
-        site: where; one vector a position.
-        layers: which layers; all by default.
+        points: activations at the supervised positions, sequence after sequence.
+        posterior: the exact posterior there; that of other sequences makes the control of shuffled labels.
+        entropy: its entropy.
         rank: dimension of the belief frame, by default all that the posterior spans.
-        order: whose beliefs each sequence gets; a permutation makes the control of shuffled labels.
     """
-    own = torch.arange(len(subject.batch.posterior)) if order is None else order
-    posterior = subject.batch.posterior[own]
-    h = subject.batch.entropy[own].double().flatten().numpy()
+    h = entropy.double().flatten().numpy()
     rank = posterior.shape[-1] - 1 if rank is None else rank
-    points = _points(subject, site)
-    found = {}
-    for layer in range(subject.n_layers) if layers is None else layers:
-        bases = (
-            decoding_axis(points[layer], h),
-            encoding_subspace(points[layer], h[:, None], 1),
-            principal_subspace(points[layer], 1),
-            encoding_subspace(points[layer], posterior.flatten(0, 1).numpy(), rank),
-        )
-        found[layer] = dict(zip(NAMES, bases, strict=True))
-    return found
+    bases = (
+        decoding_axis(points, h),
+        encoding_subspace(points, h[:, None], 1),
+        principal_subspace(points, 1),
+        encoding_subspace(points, posterior.flatten(0, 1).numpy(), rank),
+    )
+    return dict(zip(NAMES, bases, strict=True))
+
+
+def layer_points(subject: Subject, site: str) -> list[Float64[np.ndarray, "point feature"]]:
+    """Activations at the supervised positions, a matrix a layer."""
+    at = subject.batch.position
+    return [points_at(layer, at, site).reshape(at.numel(), -1) for layer in subject.record(site).layers(site)]
 
 
 def causal_table(results: dict[str, Result]) -> list[dict[str, Any]]:
@@ -108,44 +108,28 @@ def causal_table(results: dict[str, Result]) -> list[dict[str, Any]]:
     for title, result in results.items():
         test, _, name = title.partition(", ")
         statistic = headline.get(test, "entropy_r2")
-        frame = result.frame[result.frame["statistic"] == statistic]
-        if "query" in frame:
-            frame = frame[frame["query"].isna()]
-        for _, row in frame.iterrows():
+        for _, row in result.overall(statistic).iterrows():
             controls = {control: row.get(f"null_{control}") for control in CONTROLS}
             shown = {key: "" if x is None or np.isnan(x) else f"{x:.3g}" for key, x in controls.items()}
             measured = f"{row['estimate']:.3g} [{row['low']:.3g}, {row['high']:.3g}]"
-            lines.append(
-                {
-                    "subspace": name,
-                    "test": test,
-                    "layer": int(row["layer"]),
-                    "statistic": statistic,
-                    "measured": measured,
-                    **shown,
-                }
-            )
+            line = {"subspace": name, "test": test, "layer": int(row["layer"]), "statistic": statistic}
+            lines.append({**line, "measured": measured, **shown})
     return lines
 
 
 CONTROLS = ("random", "shuffled", "wrong_state", "mean")
 
 
-def _points(subject: Subject, site: str) -> list[Float64[np.ndarray, "point feature"]]:
-    layers = subject.record(site).layers(site)
-    at = subject.batch.position
-    return [at_position(layer.flatten(2), at).flatten(0, 1).double().numpy() for layer in layers]
-
-
-def _decodability(fit: Subject, held: Subject, site: str, bases: dict[int, dict[str, Tensor]]) -> Result:
+def _decodability(
+    x_fit: list[np.ndarray], x: list[np.ndarray], bases: dict[int, dict[str, Tensor]], h_fit: Tensor, h: Tensor
+) -> Result:
     """Held-out R^2 of entropy by a line on each axis."""
     parts = []
-    x_fit, x = _points(fit, site), _points(held, site)
-    h, y = fit.batch.entropy.double().flatten().numpy(), held.batch.entropy.double().numpy()
+    known, y = h_fit.double().flatten().numpy(), h.double().numpy()
     for layer, found in bases.items():
         axis = found[NAMES[0]].double().numpy()[:, 0]
-        line = np.polyfit(x_fit[layer] @ axis, h, 1)
-        cell = r2(y - h.mean(), y - np.polyval(line, (x[layer] @ axis).reshape(y.shape)), Bootstrap())
+        line = np.polyfit(x_fit[layer] @ axis, known, 1)
+        cell = r2(y - known.mean(), y - np.polyval(line, (x[layer] @ axis).reshape(y.shape)), Bootstrap())
         part = rows("entropy_r2", [cell["estimate"]], ([cell["low"]], [cell["high"]]), axes=("layer",), null_mean=0.0)
         parts.append(part.assign(layer=layer))
     reading = "How well the entropy can be read off the axis; whether the model reads it there is what the tests ask."

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from plotly.graph_objects import Figure
 from plotly.subplots import make_subplots
 
@@ -142,15 +141,12 @@ def probe_wind_tunnel(
 
 def side_by_side(results: dict[str, Result], statistic: str) -> Figure:
     """One panel a result on a common y axis, with the nulls drawn."""
-    frames = pd.concat({label: result.frame for label, result in results.items()})
-    frames = frames[frames["statistic"] == statistic]
-    if "query" in frames:
-        frames = frames[frames["query"].isna()]
-    labels = list(frames.index.unique(0))
+    frames = {label: frame for label, result in results.items() if len(frame := result.overall(statistic))}
+    labels = list(frames)
     figure = make_subplots(1, len(labels), subplot_titles=labels, shared_yaxes="all")
     legend: set[str] = set()
     for i, label in enumerate(labels):
-        result, frame = results[label], frames.loc[label]
+        result, frame = results[label], frames[label]
         panel = panels(replace(result, frame=frame))
         for trace in panel.data:
             trace.showlegend = trace.name not in legend

@@ -119,8 +119,9 @@ def diagnose(
     sites = [site for site in SITES if site in model.sites]
     acts = extract(model, batch, sites, twin_seed=twin_seed)
     results |= geometry(acts, batch)
-    if any(name.startswith("window") for name in task.baselines(batch)):
-        results["belief geometry"] = beliefs(acts, batch, task.baselines(batch))
+    baselines = task.baselines(batch)
+    if any(name.startswith("window") for name in baselines):
+        results["belief geometry"] = beliefs(acts, batch, baselines)
     if "pattern" in model.sites:
         loss = partial(kl_bits, readout=task.readout)
         grads = extract_gradients(model, batch, loss=loss, twin_seed=twin_seed)

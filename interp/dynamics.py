@@ -10,7 +10,7 @@ import pandas as pd
 from plotly.graph_objects import Figure, Frame, Scatter
 from plotly.subplots import make_subplots
 
-from interp.checkpoint import load_checkpoint
+from interp.checkpoint import read_checkpoint
 from interp.diagnose import MANIFOLD_SITES, geometry
 from interp.trajectory import snapshot_models
 from probes.calibration import calibration
@@ -51,10 +51,7 @@ class Dynamics:
                 title = f"{section}, site {self.value_site}" if section == "value manifold" else section
                 if title not in results:
                     continue
-                frame = results[title].frame
-                frame = frame[frame["statistic"] == statistic]
-                if "query" in frame:
-                    frame = frame[frame["query"].isna()]
+                frame = results[title].overall(statistic)
                 columns = [c for c in ("estimate", "null_init", "null_random", "null_uniform") if c in frame]
                 if "layer" in frame:
                     frame = frame.groupby("layer", as_index=False)[columns].mean()
@@ -126,10 +123,10 @@ def dynamics(source: str | Path, *, sequences: int = 128, seed: int = 0) -> Dyna
         CheckpointError: when the checkpoint has no snapshots.
     """
     models = snapshot_models(source)
-    model, task = load_checkpoint(source)
+    task, declared = read_checkpoint(source).task, next(iter(models.values())).sites
     batch = task.for_training().sample(sequences, seed=seed)
-    value_site = next(site for site in ("v", *MANIFOLD_SITES, "resid_post") if site in model.sites)
-    sites = [site for site in ("k", "scores", "pattern", value_site) if site in model.sites]
+    value_site = next(site for site in MANIFOLD_SITES if site in declared)
+    sites = [site for site in ("k", "scores", "pattern", value_site) if site in declared]
     results, records = {}, {}
     for step, snapshot in models.items():
         acts = extract(snapshot, batch, sites, twin_seed=None)
@@ -139,5 +136,5 @@ def dynamics(source: str | Path, *, sequences: int = 128, seed: int = 0) -> Dyna
             acts.logits, batch.posterior, batch.targets, baselines=task.baselines(batch), readout=task.readout
         )
         results[step], records[step] = found, acts
-    dissociation = settling(records, fraction=TIMED) if "pattern" in model.sites else None
+    dissociation = settling(records, fraction=TIMED) if "pattern" in declared else None
     return Dynamics(str(source), results, dissociation, value_site)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from interp.files import write_text
 from tasks.base import Batch, Task
 
 if TYPE_CHECKING:
@@ -13,6 +16,12 @@ if TYPE_CHECKING:
 
 NARROW = 64
 """Longest sequence whose tokens are written into the figure; of a longer one they are shown on hovering."""
+
+
+def write_figures(path: Path | str, figures: Sequence[Figure]) -> None:
+    """Write figures below each other as one interactive page, readable offline, atomically."""
+    parts = [figure.to_html(full_html=False, include_plotlyjs=i == 0) for i, figure in enumerate(figures)]
+    write_text(Path(path), "".join(parts))
 
 
 def sequence_figure(task: Task, seed: int = 0, index: int = 0) -> Figure:

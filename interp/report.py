@@ -9,9 +9,7 @@ import jinja2
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-from probes.manifold import ManifoldResult
 from probes.result import Result
-from probes.simplex import BeliefResult
 
 if TYPE_CHECKING:
     from interp.diagnose import Diagnosis
@@ -24,7 +22,7 @@ def report_page(diagnosis: Diagnosis) -> str:
             "id": anchor(title),
             "title": title,
             "reading": result.reading,
-            "figures": [embed(figure) for figure in figures_of(result)],
+            "figures": [embed(figure) for figure in result.figures()],
             "table": numbers(result),
         }
         for title, result in diagnosis.results.items()
@@ -40,15 +38,6 @@ def report_page(diagnosis: Diagnosis) -> str:
         sections=sections,
         settings=diagnosis.settings,
     )
-
-
-def figures_of(result: Result) -> list[Figure]:
-    """The figures of a result: its panels, and the point cloud where there is one."""
-    if isinstance(result, BeliefResult):
-        return [result.simplex(), result.figure()]
-    if isinstance(result, ManifoldResult):
-        return [result.scatter(), result.figure()]
-    return [result.figure()]
 
 
 def headline_table(diagnosis: Diagnosis) -> list[dict[str, str]]:

@@ -66,9 +66,7 @@ def signature_table(results: Mapping[str, Result]) -> list[dict[str, Any]]:
 
 def measure(result: Result, signature: Signature) -> dict[str, Any]:
     """Whether one result shows a signature, and by how much over its nulls."""
-    part = result.frame[result.frame["statistic"] == signature.statistic]
-    if "query" in part:
-        part = part[part["query"].isna()]
+    part = result.overall(signature.statistic)
     sign = 1 if signature.above else -1
     nulls = sign * part[result.nulls()].to_numpy(float)
     nearest = np.where(np.isnan(nulls), -np.inf, nulls).argmax(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from .extract import SITES
 from .interventions import Edit, Replacement, Subject, replacement
+from .interventions import placebos as matched
 from .nulls import Bootstrap
 from .result import ProbeError, Result, rows, table
 
@@ -53,8 +55,6 @@ def head_ablation(
     Raises:
         ProbeError: when the model has no attention heads.
     """
-    from transformer_lens.tools.analysis import NormMatchedPlacebo, SubspaceInterchange, random_basis
-
     heads = Heads(subject, by, seed)
     base = subject.errors()
     cost = np.empty((subject.n_layers, heads.count, len(base)))
@@ -62,12 +62,8 @@ def head_ablation(
     for layer, head in np.ndindex(*null.shape):
         edit = heads.edit(layer, head)
         cost[layer, head] = (subject.errors([edit]) - base).mean(1)
-        assert isinstance(edit.intervention, SubspaceInterchange)
-        others = [
-            NormMatchedPlacebo(edit.intervention, random_basis(heads.count * heads.d_head, heads.d_head, seed + i))
-            for i in range(placebos)
-        ]
-        moved = [subject.errors([Edit(edit.hook, other, edit.source)]) - base for other in others]
+        others = matched(edit.intervention, placebos, seed)
+        moved = [subject.errors([replace(edit, intervention=other)]) - base for other in others]
         null[layer, head] = float(torch.stack(moved).mean()) if moved else np.nan
     estimate, interval = Bootstrap(resamples, level, seed).mean(np.moveaxis(cost, -1, 0))
     part = rows("kl_increase_bits", estimate, interval, axes=("layer", "head"), null_random=null)
@@ -146,19 +142,13 @@ def head_removal(
     removed: list[Head] = []
     errors = []
     for _ in range(len(left) if steps is None else min(steps, len(left))):
-        if order == "greedy":
-            tried = [cost([*removed, head]) for head in left]
-            next_one = min(range(len(left)), key=lambda i: float(tried[i][::2].mean()))
-            errors.append(tried[next_one][1::2])
-        else:
-            next_one = 0
-            errors.append(cost([*removed, left[0]])[1::2])
-        removed.append(left.pop(next_one))
+        tried = [cost([*removed, head]) for head in (left if order == "greedy" else left[:1])]
+        cheapest = min(range(len(tried)), key=lambda i: float(tried[i][::2].mean()))
+        errors.append(tried[cheapest][1::2])
+        removed.append(left.pop(cheapest))
     base = float(cost([])[1::2].mean())
-    estimate, (low, high) = Bootstrap(resamples, level, seed).mean(torch.stack(errors, 1).numpy())
-    part = rows("kl_bits", estimate, (low, high), axes=("query",), null_unedited=base).rename(
-        columns={"query": "removed"}
-    )
+    estimate, interval = Bootstrap(resamples, level, seed).mean(torch.stack(errors, 1).numpy())
+    part = rows("kl_bits", estimate, interval, axes=("removed",), null_unedited=base)
     part["removed"] += 1
     part["layer"], part["head"] = np.array(removed).T
     return Result(f"head_removal({order}, {by})", table(part), READING, UNITS, level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from .calibration import entropy_bits, kl_bits
 from .extract import at_position
-from .interventions import Edit, Replacement, Subject, partners, replacement
+from .interventions import Edit, Intervention, Replacement, Subject, partners, replacement
+from .interventions import placebos as matched
 from .nulls import Bootstrap
 from .result import ProbeError, Result, rows, table
 
@@ -62,7 +64,7 @@ def subspace_ablation(
     """
     from transformer_lens.tools.analysis import SubspaceInterchange
 
-    layers, at = _recorded(subject, bases, site), subject.batch.position
+    places = _places(subject, bases, site)
     unedited = subject.errors()
     bootstrap = Bootstrap(resamples, level, seed)
 
@@ -71,27 +73,25 @@ def subspace_ablation(
 
     whole, single, null, null_single, p_value = [], [], [], [], []
     other: list[float] = []
-    for layer, (points, basis) in layers.items():
-        hook, source = subject.hook(site, layer), replacement(points, by, seed)
-        used = SubspaceInterchange(basis)
-        random = _placebos(used, placebos, seed)
-        whole.append(cost(Edit(hook, used, source, at)))
-        costs = [cost(Edit(hook, placebo, source, at)).mean() for placebo in random]
+    for layer, place in places.items():
+        source, used = replacement(place.points, by, seed), SubspaceInterchange(place.basis)
+        random = matched(used, placebos, seed)
+        whole.append(cost(place.edit(used, source)))
+        costs = [cost(place.edit(placebo, source)).mean() for placebo in random]
         null.append(np.mean(costs))
         p_value.append((1 + np.sum(np.array(costs) >= whole[-1].mean())) / (1 + len(costs)))
         fake = None if shuffled is None else SubspaceInterchange(shuffled[layer])
-        other.append(np.nan if fake is None else cost(Edit(hook, fake, source, at)).mean())
+        other.append(np.nan if fake is None else cost(place.edit(fake, source)).mean())
         if per_position:
-            places = range(at.shape[1])
-            single.append([cost(Edit(hook, used, source[:, [q]], at[:, [q]])) for q in places])
-            null_single.append([cost(Edit(hook, random[0], source[:, [q]], at[:, [q]])).mean() for q in places])
+            single.append([cost(edit) for edit in place.single(used, source)])
+            null_single.append([cost(edit).mean() for edit in place.single(random[0], source)])
     estimate, interval = bootstrap.mean(np.stack(whole, 1))
     nulls = {"null_random": np.array(null), "null_shuffled": np.array(other), "p_value": np.array(p_value)}
     parts = [rows("kl_increase_bits", estimate, interval, axes=("layer",), **nulls)]
     if per_position:
         estimate, interval = bootstrap.mean(np.moveaxis(np.array(single), -1, 0))
         parts.append(rows("kl_increase_bits", estimate, interval, axes=("layer", "query"), null_random=null_single))
-    return _result(f"subspace_ablation({site}, {by})", parts, list(layers), level)
+    return _result(f"subspace_ablation({site}, {by})", parts, list(places), level)
 
 
 def subspace_swap(
@@ -135,8 +135,8 @@ def subspace_swap(
     """
     from transformer_lens.tools.analysis import SubspaceInterchange
 
-    layers, at = _recorded(subject, bases, site), subject.batch.position
-    partner = partners(len(at), seed) if partner is None else partner
+    places = _places(subject, bases, site)
+    partner = partners(len(subject.batch.position), seed) if partner is None else partner
     target = subject.batch.posterior[partner] if target is None else target
     wrong = target[partner]
     unedited = subject.output()
@@ -145,28 +145,23 @@ def subspace_swap(
     found: dict[str, list[np.ndarray]] = {name: [] for name in ("swap", "random", "wrong_state", "mean", "shuffled")}
     single: list[np.ndarray] = []
     null_single: list[np.ndarray] = []
-    for layer, (points, basis) in layers.items():
-        hook, source = subject.hook(site, layer), points[partner]
-        used = SubspaceInterchange(basis)
-        random = _placebos(used, placebos, seed)
 
-        def after(intervention: object, taken: Tensor, hook: str = hook) -> Float64[Tensor, "batch query d_out"]:
-            return subject.output([Edit(hook, intervention, taken, at)])  # type: ignore[arg-type]
+    def distance(edit: Edit) -> Float64[np.ndarray, " batch"]:
+        return kl_bits(target, subject.output([edit]), subject.readout).mean(1).numpy()
 
-        def distance(output: Tensor) -> Float64[np.ndarray, " batch"]:
-            return kl_bits(target, output, subject.readout).mean(1).numpy()
-
-        swapped = after(used, source)
-        found["swap"].append(distance(swapped))
+    for layer, place in places.items():
+        source, used = place.points[partner], SubspaceInterchange(place.basis)
+        random = matched(used, placebos, seed)
+        swapped = subject.output([place.edit(used, source)])
+        found["swap"].append(kl_bits(target, swapped, subject.readout).mean(1).numpy())
         found["wrong_state"].append((before["wrong"] - kl_bits(wrong, swapped, subject.readout)).mean(1).numpy())
-        found["random"].append(np.mean([distance(after(placebo, source)) for placebo in random], 0))
-        found["mean"].append(distance(after(used, points.mean(0, keepdim=True))))
+        found["random"].append(np.mean([distance(place.edit(placebo, source)) for placebo in random], 0))
+        found["mean"].append(distance(place.edit(used, place.points.mean(0, keepdim=True))))
         if shuffled is not None:
-            found["shuffled"].append(distance(after(SubspaceInterchange(shuffled[layer]), source)))
+            found["shuffled"].append(distance(place.edit(SubspaceInterchange(shuffled[layer]), source)))
         if per_position:
             for intervention, kept in ((used, single), (random[0], null_single)):
-                edits = [Edit(hook, intervention, source[:, [q]], at[:, [q]]) for q in range(at.shape[1])]
-                outputs = [subject.output([edit])[:, q] for q, edit in enumerate(edits)]
+                outputs = [subject.output([edit])[:, q] for q, edit in enumerate(place.single(intervention, source))]
                 moved = before["target"] - kl_bits(target, torch.stack(outputs, 1), subject.readout)
                 kept.append(moved.numpy())
     start = before["target"].mean(1).numpy()
@@ -194,7 +189,7 @@ def subspace_swap(
         estimate, interval = bootstrap.mean(np.stack(single, 1))
         null_random = np.stack(null_single, 1).mean(0)
         parts.append(rows("redirected_bits", estimate, interval, axes=("layer", "query"), null_random=null_random))
-    return _result(f"subspace_swap({site})", parts, list(layers), level)
+    return _result(f"subspace_swap({site})", parts, list(places), level)
 
 
 def steering(
@@ -219,30 +214,28 @@ def steering(
     """
     from transformer_lens.tools.analysis import SubspaceInterchange, random_basis
 
-    layers, at = _recorded(subject, axes, site), subject.batch.position
-    ranks = [axis.shape[1] for _, axis in layers.values()]
+    places = _places(subject, axes, site)
+    ranks = [place.basis.shape[1] for place in places.values()]
     if set(ranks) != {1}:
         raise ProbeError(f"steering needs one direction a layer, got ranks {ranks}")
     unedited = subject.errors()
+
+    def pushed(place: _Place, along: Tensor, distance: float) -> tuple[Tensor, Tensor]:
+        ends = [
+            subject.output([place.edit(SubspaceInterchange(along), place.points + sign * distance * along[:, 0])])
+            for sign in (1, -1)
+        ]
+        up, down = (entropy_bits(end, subject.readout) for end in ends)
+        errors = [kl_bits(subject.batch.posterior, end, subject.readout) for end in ends]
+        return (up - down).mean(1), (sum(errors) / 2 - unedited).mean(1)
+
     shift, cost, null_shift, null_cost = [], [], [], []
-    for layer, (points, axis) in layers.items():
-        distance = amount * float((points @ axis).std())
-
-        def pushed(
-            along: Tensor, points: Tensor = points, hook: str = subject.hook(site, layer), distance: float = distance
-        ) -> tuple[Tensor, Tensor]:
-            ends = [
-                subject.output([Edit(hook, SubspaceInterchange(along), points + sign * distance * along[:, 0], at)])
-                for sign in (1, -1)
-            ]
-            up, down = (entropy_bits(end, subject.readout) for end in ends)
-            errors = [kl_bits(subject.batch.posterior, end, subject.readout) for end in ends]
-            return (up - down).mean(1), (sum(errors) / 2 - unedited).mean(1)
-
-        moved, worse = pushed(axis)
+    for place in places.values():
+        distance = amount * float((place.points @ place.basis).std())
+        moved, worse = pushed(place, place.basis, distance)
         shift.append(moved.numpy())
         cost.append(worse.numpy())
-        random = [pushed(random_basis(len(axis), 1, seed + i)) for i in range(placebos)]
+        random = [pushed(place, random_basis(len(place.basis), 1, seed + i), distance) for i in range(placebos)]
         null_shift.append(np.mean([abs(float(end.mean())) for end, _ in random]))
         null_cost.append(np.mean([float(end.mean()) for _, end in random]))
     bootstrap = Bootstrap(resamples, level, seed)
@@ -250,11 +243,31 @@ def steering(
         rows("entropy_shift", *bootstrap.mean(np.stack(shift, 1)), axes=("layer",), null_random=null_shift),
         rows("kl_increase_bits", *bootstrap.mean(np.stack(cost, 1)), axes=("layer",), null_random=null_cost),
     ]
-    return _result(f"steering({site})", parts, list(layers), level)
+    return _result(f"steering({site})", parts, list(places), level)
 
 
-def _recorded(subject: Subject, bases: Subspaces, site: str) -> dict[int, tuple[Tensor, Tensor]]:
-    """Layer -> unedited activations at the supervised positions (``batch query feature``), and its basis."""
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """One layer at which a subspace is tested."""
+
+    hook: str
+    at: Int64[Tensor, "batch query"]
+    points: Float[Tensor, "batch query feature"]
+    """Unedited activations at the supervised positions."""
+    basis: Float[Tensor, "feature component"]
+
+    def edit(self, intervention: Intervention, source: Tensor) -> Edit:
+        """At all supervised positions."""
+        return Edit(self.hook, intervention, source, self.at)
+
+    def single(self, intervention: Intervention, source: Tensor) -> list[Edit]:
+        """At each supervised position alone."""
+        places = range(self.at.shape[1])
+        return [Edit(self.hook, intervention, source[:, [q]], self.at[:, [q]]) for q in places]
+
+
+def _places(subject: Subject, bases: Subspaces, site: str) -> dict[int, _Place]:
+    """Layer -> where its subspace is tested."""
     at = subject.batch.position
     layers = [at_position(layer.flatten(2), at).float() for layer in subject.record(site).layers(site)]
     given = dict(bases) if isinstance(bases, Mapping) else dict(enumerate(bases))
@@ -265,7 +278,7 @@ def _recorded(subject: Subject, bases: Subspaces, site: str) -> dict[int, tuple[
             f"bases have shapes {shapes}; '{site}' has {len(layers)} layers of width {layers[0].shape[-1]}: give one "
             "a layer, or some by number"
         )
-    return {layer: (layers[layer], basis) for layer, basis in given.items()}
+    return {layer: _Place(subject.hook(site, layer), at, layers[layer], basis) for layer, basis in given.items()}
 
 
 def _result(name: str, parts: list[pd.DataFrame], layers: Sequence[int], level: float) -> Result:
@@ -273,13 +286,3 @@ def _result(name: str, parts: list[pd.DataFrame], layers: Sequence[int], level: 
     frame = table(*parts)
     frame["layer"] = frame["layer"].map(dict(enumerate(layers))).astype("Int64")
     return Result(name, frame, READING, UNITS, level)
-
-
-def _placebos(used: object, count: int, seed: int) -> list:
-    """Moves as far as those of an interchange, in random subspaces of its dimension."""
-    from transformer_lens.tools.analysis import NormMatchedPlacebo, SubspaceInterchange, random_basis
-
-    assert isinstance(used, SubspaceInterchange)
-    assert isinstance(used.basis, Tensor)
-    width, rank = used.basis.shape
-    return [NormMatchedPlacebo(used, random_basis(width, rank, seed + i)) for i in range(count)]

@@ -149,10 +149,8 @@ def extract(
         )
     declared = dict(getattr(model, "sites", SITES))
     chosen = list(sites) if sites is not None else [site for site in DEFAULT if site in declared]
-    tokens = batch if isinstance(batch, Tensor) else batch.tokens
+    tokens = batch if isinstance(batch, Tensor) else read_tokens(batch)
     position = None if isinstance(batch, Tensor) else batch.position
-    if (mask := getattr(batch, "attention_mask", None)) is not None:
-        tokens = tokens.masked_fill(mask == 0, -1)
     shell = Activations(cache={}, sites=declared, tokens=tokens, position=position)
     names = [f"blocks.{layer}.{shell.hook(site)}" for layer in range(model.cfg.n_layers) for site in chosen]
     folder = None if to is None else Path(to)
@@ -162,6 +160,17 @@ def extract(
         beside = None if folder is None else folder / "untrained"
         twin = extract(untrained(model, twin_seed), shell, chosen, batch_size=batch_size, twin_seed=None, to=beside)
     return replace(shell, cache=cache, logits=logits, twin=twin)
+
+
+def read_tokens(batch: Any) -> Tensor:
+    """What a model reads of a batch: its tokens, -1 where its ``attention_mask`` leaves them out."""
+    mask = getattr(batch, "attention_mask", None)
+    return batch.tokens if mask is None else batch.tokens.masked_fill(mask == 0, -1)
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a model's tokens go."""
+    return getattr(model, "device", None) or next(model.parameters()).device
 
 
 def untrained(model: Any, seed: int) -> Any:
@@ -177,7 +186,7 @@ def untrained(model: Any, seed: int) -> Any:
 def _record(
     model: Any, tokens: Tensor, position: Tensor | None, names: list[str], batch_size: int, folder: Path | None
 ) -> tuple[dict[str, Tensor], Tensor]:
-    device = getattr(model, "device", None) or next(model.parameters()).device
+    device = device_of(model)
     with recording(len(tokens), folder) as parts:
         for start in range(0, len(tokens), batch_size):
             rows = slice(start, start + batch_size)

@@ -10,7 +10,7 @@ from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
 from .extract import at_position
-from .nulls import Bootstrap, require_finite
+from .nulls import Bootstrap, cell, require_finite
 
 
 def points_at(
@@ -38,8 +38,7 @@ def r2(target: np.ndarray, residual: np.ndarray, bootstrap: Bootstrap) -> dict[s
     def statistic(weights: np.ndarray) -> np.ndarray:
         return 1 - (weights @ error) / np.maximum(weights @ total, np.finfo(float).tiny)
 
-    estimate, (low, high) = bootstrap.interval(statistic, len(total))
-    return {"estimate": float(estimate), "low": low, "high": high}
+    return cell(bootstrap.interval(statistic, len(total)))
 
 
 def regress(x_fit: np.ndarray, y_fit: np.ndarray, x: np.ndarray) -> np.ndarray:

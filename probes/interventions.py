@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from .calibration import Readout, kl_bits
-from .extract import SITES, Activations, at_position
+from .extract import SITES, Activations, at_position, device_of, read_tokens
 from .result import ProbeError
 
 Intervention = Callable[[Tensor, Tensor], Tensor]
@@ -65,9 +65,7 @@ class Subject:
     """What the model reads; padding is -1."""
 
     def __post_init__(self) -> None:
-        mask = getattr(self.batch, "attention_mask", None)
-        tokens = self.batch.tokens if mask is None else self.batch.tokens.masked_fill(mask == 0, -1)
-        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "tokens", read_tokens(self.batch))
 
     def hook(self, site: str, layer: int) -> str:
         """Full hook name of a site in a layer; the site's activations must be ``batch pos ...``."""
@@ -112,7 +110,7 @@ class Subject:
 
     @torch.no_grad()
     def _run(self, hooks: Sequence[Callable[[slice], tuple[str, Callable[..., Any]]]]) -> Tensor:
-        device = getattr(self.model, "device", None) or next(self.model.parameters()).device
+        device = device_of(self.model)
         parts = []
         for start in range(0, len(self.tokens), self.batch_size):
             rows = slice(start, start + self.batch_size)
@@ -131,6 +129,16 @@ def replacement(
     if by == "mean":
         return activation.mean(0, keepdim=True)
     return activation[partners(len(activation), seed)]
+
+
+def placebos(used: Intervention, count: int, seed: int) -> list[Intervention]:
+    """Moves as far as those of a TransformerLens ``SubspaceInterchange``, in random subspaces of its dimension."""
+    from transformer_lens.tools.analysis import NormMatchedPlacebo, SubspaceInterchange, random_basis
+
+    assert isinstance(used, SubspaceInterchange)
+    assert isinstance(used.basis, Tensor)
+    width, rank = used.basis.shape
+    return [NormMatchedPlacebo(used, random_basis(width, rank, seed + i)) for i in range(count)]
 
 
 def partners(count: int, seed: int) -> Int64[Tensor, " batch"]:

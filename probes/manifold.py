@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .extract import as_activations
 from .held_out import points_at, position_mean, principal_axes, r2, regress
-from .nulls import Bootstrap, require_finite
+from .nulls import Bootstrap, cell, require_finite
 from .result import ProbeError, Result, rows, table
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class ManifoldResult(Result):
 
     points: pd.DataFrame | None = None
     """Held-out points: ``layer``, ``PC1`` to ``PC3``, ``entropy_bits``, ``position``."""
+
+    def figures(self) -> list[Figure]:
+        """The scatter, and the panels of the table."""
+        return [self.scatter(), self.figure()]
 
     def scatter(self, layer: int | None = None) -> Figure:
         """The points of one layer (by default the last) in three dimensions, coloured by posterior entropy."""
@@ -220,8 +224,7 @@ def _two_nn(held: Float64[np.ndarray, "batch query feature"], bootstrap: Bootstr
         y = -np.log1p(-below)
         return (w * x * y).sum(1) / np.maximum((w * x * x).sum(1), np.finfo(float).tiny)
 
-    estimate, (low, high) = bootstrap.interval(statistic, len(held))
-    return {"estimate": float(estimate), "low": float(low), "high": float(high)}
+    return cell(bootstrap.interval(statistic, len(held)))
 
 
 def _correlation(

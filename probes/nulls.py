@@ -33,6 +33,12 @@ Interval = tuple[Float64[np.ndarray, "..."], tuple[Float64[np.ndarray, "..."], F
 """An estimate with its (low, high)."""
 
 
+def cell(interval: Interval) -> dict[str, float]:
+    """One estimate with its interval as plain numbers, under the names of a result's columns."""
+    estimate, (low, high) = interval
+    return {"estimate": float(estimate), "low": float(low), "high": float(high)}
+
+
 @dataclass(frozen=True)
 class Bootstrap:
     """Percentile bootstrap over whole sequences (Efron 1979): tokens of one sequence are never independent."""

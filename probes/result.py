@@ -86,6 +86,15 @@ class Result:
             raise ProbeError(f"{self.probe} has no '{statistic}' at {place or 'the whole'}; it measures: {known}")
         return self.frame[match].iloc[0]
 
+    def overall(self, statistic: str) -> pd.DataFrame:
+        """The rows of one statistic over all supervised positions, by layer and head where it has them."""
+        part = self.frame[self.frame["statistic"] == statistic]
+        return part[part["query"].isna()] if "query" in part else part
+
+    def figures(self) -> list[Figure]:
+        """All there is to show: the panels of the table, after the points where the result holds some."""
+        return [self.figure()]
+
     def figure(self) -> Figure:
         """The table as a plotly figure: estimates with intervals beside every null, a panel a statistic."""
         from .plotting import panels

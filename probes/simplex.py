@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float64, Int64
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
@@ -15,10 +16,11 @@ from sklearn.linear_model import RidgeCV
 from sklearn.metrics import adjusted_mutual_info_score, silhouette_samples
 from torch import Tensor
 
+from .calibration import kl_bits
 from .extract import as_activations
-from .held_out import points_at
+from .held_out import points_at, r2
 from .interventions import partners
-from .nulls import Bootstrap
+from .nulls import Bootstrap, cell
 from .result import ProbeError, Result, table
 
 if TYPE_CHECKING:
@@ -43,6 +45,10 @@ class BeliefResult(Result):
 
     points: pd.DataFrame | None = None
     """``layer``, ``regressed_i`` and ``belief_i`` for every state i."""
+
+    def figures(self) -> list[Figure]:
+        """The simplex, and the panels of the table."""
+        return [self.simplex(), self.figure()]
 
     def simplex(self, layer: int | None = None) -> Figure:
         """Exact beliefs beside those regressed from one layer (by default the last), coloured by the exact belief."""
@@ -102,31 +108,29 @@ def belief_geometry(
         raise ProbeError(f"belief_geometry splits the sequences in two halves and needs at least 8, got {len(belief)}")
     y, x = belief.numpy(), observed.numpy()
     bootstrap = Bootstrap(resamples, level, seed)
-    windows = {f"last_{n}": _read(_strings(x, n), y) for n in (1, 2, 3)}
-    lesser = {name.replace(" ", "_"): other[1::2].numpy() for name, other in (predictors or {}).items()}
+    lesser = {f"last_{n}": _read(_strings(x, n), y) for n in (1, 2, 3)}
+    lesser |= {name.replace(" ", "_"): other[1::2].numpy() for name, other in (predictors or {}).items()}
+    known = {name: _nulls(score, y[1::2], lesser) for name, score in SCORES.items()}
     shuffled = partners(len(y), seed).numpy()
     twins = [None] * len(acts.layers(site)) if acts.twin is None else acts.twin.layers(site)
     cells: dict[str, list[dict[str, Any]]] = {}
     clouds = []
     for i, (layer, twin) in enumerate(zip(acts.layers(site), twins, strict=True)):
         points = _compressed(points_at(layer, position, site))
-        sources = {"measured": _read(points, y), **windows, **lesser, "shuffled": _read(points, y[shuffled])}
+        read, others = _read(points, y), {"shuffled": _read(points, y[shuffled])}
         clusters = _clusters(points, y, x, bootstrap, seed)
         if twin is not None:
             untrained = _compressed(points_at(twin, position, site))
-            sources["init"] = _read(untrained, y)
-            for name, cell in _clusters(untrained, y, x, Bootstrap(0), seed).items():
-                clusters[name]["null_init"] = cell["estimate"]
-        for name, score in (("belief_r2", _r2), ("belief_kl_bits", _kl)):
-            nulls = {
-                f"null_{source}": score(y[1::2], read, Bootstrap(0))["estimate"]
-                for source, read in sources.items()
-                if source != "measured"
-            }
-            cells.setdefault(name, []).append({**score(y[1::2], sources["measured"], bootstrap), **nulls})
-        for name, cell in clusters.items():
-            cells.setdefault(name, []).append(cell)
-        flat = np.concatenate([_project(sources["measured"]), y[1::2]], -1).reshape(-1, 2 * y.shape[-1])
+            others["init"] = _read(untrained, y)
+            for name, start in _clusters(untrained, y, x, Bootstrap(0), seed).items():
+                clusters[name]["null_init"] = start["estimate"]
+        measured = {
+            name: {**score(y[1::2], read, bootstrap), **known[name], **_nulls(score, y[1::2], others)}
+            for name, score in SCORES.items()
+        }
+        for name, found in {**measured, **clusters}.items():
+            cells.setdefault(name, []).append(found)
+        flat = np.concatenate([_project(read), y[1::2]], -1).reshape(-1, 2 * y.shape[-1])
         names = [f"{kind}_{state}" for kind in ("regressed", "belief") for state in range(y.shape[-1])]
         clouds.append(pd.DataFrame(flat, columns=names).assign(layer=i))
     parts = [pd.DataFrame(found).assign(statistic=name, layer=np.arange(len(found))) for name, found in cells.items()]
@@ -162,21 +166,20 @@ def _strings(observed: np.ndarray, n: int) -> np.ndarray:
 
 
 def _r2(y: np.ndarray, read: np.ndarray, bootstrap: Bootstrap) -> dict[str, Any]:
-    error, total = ((y - other) ** 2 for other in (read, y.mean((0, 1))))
-
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        return 1 - weights @ error.sum((1, 2)) / (weights @ total.sum((1, 2)))
-
-    estimate, (low, high) = bootstrap.interval(statistic, len(y))
-    return {"estimate": float(estimate), "low": float(low), "high": float(high)}
+    centred, residual = ((y - other).reshape(len(y), -1) for other in (y.mean((0, 1)), read))
+    return r2(centred, residual, bootstrap)
 
 
 def _kl(y: np.ndarray, read: np.ndarray, bootstrap: Bootstrap) -> dict[str, Any]:
-    q = np.maximum(_project(read), FLOOR)
-    q /= q.sum(-1, keepdims=True)
-    bits = (y * np.log2(np.maximum(y, np.finfo(float).tiny) / q)).sum(-1).mean(1)
-    estimate, (low, high) = bootstrap.mean(bits)
-    return {"estimate": float(estimate), "low": float(low), "high": float(high)}
+    regressed = torch.from_numpy(np.maximum(_project(read), FLOOR)).log()
+    return cell(bootstrap.mean(kl_bits(torch.from_numpy(y), regressed).mean(1).numpy()))
+
+
+SCORES = {"belief_r2": _r2, "belief_kl_bits": _kl}
+
+
+def _nulls(score: Callable[..., dict[str, Any]], y: np.ndarray, read: Mapping[str, np.ndarray]) -> dict[str, float]:
+    return {f"null_{name}": score(y, belief, Bootstrap(0))["estimate"] for name, belief in read.items()}
 
 
 def _project(points: np.ndarray) -> np.ndarray:
@@ -204,8 +207,7 @@ def _clusters(
         value = np.full(of.shape, np.nan)
         if len(np.unique(of)) > 1:
             value = silhouette_samples(some.reshape(-1, some.shape[-1]), of.ravel()).reshape(of.shape)
-        estimate, (low, high) = bootstrap.mean(value.mean(1))
-        found[f"silhouette{name}"] = {"estimate": float(estimate), "low": float(low), "high": float(high)}
+        found[f"silhouette{name}"] = cell(bootstrap.mean(value.mean(1)))
     return found
 
 

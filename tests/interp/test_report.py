@@ -7,7 +7,6 @@ import pytest
 from browser import BROWSER, dom
 
 from interp import diagnose, load_checkpoint
-from interp.report import figures_of
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_a_real_browser_draws_every_figure_offline(diagnosis, tmp_path):
     page = tmp_path / "report.html"
     diagnosis.to_html(page)
     drawn = dom(page, tmp_path / "profile")
-    figures = sum(len(figures_of(result)) for result in diagnosis.results.values())
+    figures = sum(len(result.figures()) for result in diagnosis.results.values())
     assert drawn.count('class="plotly-graph-div js-plotly-plot"') == figures
     body = drawn.split("<body", 1)[1]
     assert not re.search(r"(src|href)=\"https?://(?!plotly)", body)

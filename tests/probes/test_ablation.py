@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from toy import HEADS, LAYERS, Toy
+from toy import HEADS, LAYERS, Toy, kl
 
 from interp import load_checkpoint
 from interp.models.base import build_model, preset
 from probes import ProbeError, Subject, head_ablation, head_removal, layer_ablation
 from probes.interventions import partners
 from tasks import get_task
-
-
-def kl(p, q):
-    return (p * (p / q).log2()).sum(-1)
 
 
 def costs(batch, by, seed=0):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from toy import D_MODEL, Toy
+from toy import D_MODEL, Toy, kl
 
 from probes import (
     ProbeError,
@@ -16,10 +16,6 @@ from probes import (
     subspace_swap,
 )
 from probes.interventions import partners
-
-
-def kl(p, q):
-    return (p * (p / q).log2()).sum(-1)
 
 
 @pytest.fixture(scope="module")

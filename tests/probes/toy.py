@@ -11,6 +11,11 @@ from transformer_lens.hook_points import HookPoint
 LAYERS, HEADS, D_HEAD, D_MODEL, VOCAB = 2, 3, 4, 16, 40
 
 
+def kl(p, q):
+    """KL(p || q) in bits, by the definition."""
+    return (p * (p / q).log2()).sum(-1)
+
+
 class Toy(HookedRootModule):
     """Two layers of three heads; each writes a feature of the token along a direction of its own.
 
