@@ -54,12 +54,13 @@ class Comparison:
 
     def to_html(self, path: Path | str) -> None:
         """Write one self-contained interactive page, atomically."""
+        sections = map(self._section, dict.fromkeys(signature.section for signature in SIGNATURES))
         page = render(
             "compare.html.j2",
             names=list(self.results),
             rule=RULE,
             signatures=[{"model": line["model"], **in_words(line)} for line in self.signatures()],
-            sections=[self._section(name) for name in dict.fromkeys(signature.section for signature in SIGNATURES)],
+            sections=[section for section in sections if section["tables"]],
             models={name: {k: v for k, v in model.items() if k != "sites"} for name, model in self.models.items()},
             settings=self.settings,
         )
@@ -72,7 +73,8 @@ class Comparison:
             for title, result in results.items()
             if title.partition(", ")[0] == section
         }
-        drawn = [signature.statistic for signature in SIGNATURES if signature.section == section]
+        found = {statistic for result in measured.values() for statistic in result.frame["statistic"]}
+        drawn = [s.statistic for s in SIGNATURES if s.section == section and s.statistic in found]
         clouds = [
             result.scatter().update_layout(title=label)
             for label, result in measured.items()
@@ -82,7 +84,7 @@ class Comparison:
             "id": anchor(section),
             "title": section,
             "readings": sorted({result.reading for result in measured.values()}),
-            "figures": [embed(side_by_side(measured, statistic)) for statistic in drawn] if measured else [],
+            "figures": [embed(side_by_side(measured, statistic)) for statistic in drawn],
             "clouds": [embed(cloud) for cloud in clouds],
             "tables": {label: numbers(result) for label, result in measured.items()},
         }

@@ -114,6 +114,14 @@ def test_a_real_browser_draws_the_page_offline(comparison, tmp_path):
         assert signature.claim in body
 
 
+def test_wind_tunnels_alone_make_a_page_without_what_only_language_models_show(tiny, tmp_path):
+    page = tmp_path / "compare.html"
+    compare([tiny, "mess3-transformer"], sequences=16).to_html(page)
+    headings = re.findall(r"<h2>(.*?)</h2>", page.read_text())
+    assert {"calibration", "key orthogonality", "entropy axis"} < set(headings)
+    assert "domain restriction" not in headings
+
+
 @pytest.mark.parametrize("sources", [["a"], ["a", "a"]])
 def test_two_different_models_are_needed(sources):
     with pytest.raises(InterpError, match="two or more different models"):
