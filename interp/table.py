@@ -131,7 +131,7 @@ def _row(name: str, members: list[Checkpoint], sequences: int, seed: int, bootst
         "trivial_kl_bits": float(kl_of[best].mean()),
         "relative": relative,
         "relative_ci": list(relative_ci),
-        "nearest": nearest(batch, outputs, task),
+        "nearest": min(filters := filter_distances(outputs, batch, task), key=filters.__getitem__),
         "verdict": verdict(relative_ci[1]),
         "claim": claim,
         "agree": MEANS[verdict(relative_ci[1])] == claim,
@@ -162,14 +162,15 @@ def curve_mae_bits(output: Float64[Tensor, "batch query d_out"], batch: Batch, t
     return float((entropy_bits(output, task.readout) - batch.entropy).mean(0).abs().mean())
 
 
-def nearest(batch: Batch, outputs: list[Float64[Tensor, "batch query d_out"]], task: Task) -> str:
-    """Which exact or truncated Bayesian filter the models are nearest to, in KL(filter || model)."""
+def filter_distances(
+    outputs: Sequence[Float64[Tensor, "batch query d_out"]], batch: Batch, task: Task
+) -> dict[str, float]:
+    """How far models are from the exact filter and from each truncated one: mean KL(filter || model) in bits."""
     filters = {"Bayes": batch.posterior, **task.baselines(batch)}
-    distance = {
-        other: float(np.mean([kl_bits(predictive, output, task.readout).mean() for output in outputs]))
-        for other, predictive in filters.items()
+    return {
+        name: float(np.mean([kl_bits(predictive, output, task.readout).mean() for output in outputs]))
+        for name, predictive in filters.items()
     }
-    return min(distance, key=lambda other: distance[other])
 
 
 def converged(checkpoint: Checkpoint) -> bool:
