@@ -18,7 +18,7 @@ print(batch.text[0])
 # %% Activations at every layer, and those of the same architecture before training.
 acts = record(model, model.reinitialized(0), batch, ["k", "v", "scores", "pattern"])
 
-# %% Is the answer, renormalised over the two labels, calibrated? `null_shown` counts labels, `null_uniform` is blind.
+# %% Is the answer, renormalised over the two labels, calibrated? `null_uniform` has not read the prompt.
 output, untrained = batch.answer_logits(acts.logits), batch.answer_logits(acts.twin.logits)
 found = calibration(output, batch.posterior, batch.targets, baselines=batch.baselines, twin=untrained)
 print(found.to_frame().query("query.isna()").drop(columns="query").to_string(index=False))
