@@ -60,6 +60,11 @@ class Checkpoint:
         """Name of the folder."""
         return self.folder.name if self.folder else f"{self.task.name}-{self.model.architecture}"
 
+    def log(self) -> list[dict[str, int | float]]:
+        """What was measured in training, first to last; empty where no log was kept."""
+        path = (self.folder or Path()) / LOG
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
     def to_dict(self) -> dict[str, Any]:
         """The content of ``config.json``."""
         return {

@@ -175,6 +175,6 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
         "best trivial": f"{row['trivial']}\n{row['trivial_kl_bits']:.3g}",
         "relative": cell("relative"),
         "nearest": row["nearest"],
-        "verdict": row["verdict"] + ("" if row["converged"] else "\nnot converged"),
+        "verdict": row["verdict"] + ("\nnot converged" if row["converged"] is False else ""),
         "papers": row["claim"] + ("" if row["agree"] else "\n(we disagree)"),
     }

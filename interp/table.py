@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
-from interp.checkpoint import LOG, Checkpoint, checkpoint_names, load_checkpoint, read_checkpoint
+from interp.checkpoint import Checkpoint, checkpoint_names, load_checkpoint, read_checkpoint
 from interp.errors import CheckpointError
 from interp.evaluate import predict
 from interp.models.base import ARCHITECTURES
@@ -64,7 +63,8 @@ def primitives(
         Rows with ``name``, ``task``, ``model``, ``primitive``, ``seeds``, ``steps``, the figures in bits with
         ``*_ci``, ``trivial`` (name of the best trivial predictor) and its ``trivial_kl_bits``, ``relative`` and
         ``relative_ci``, ``nearest`` (the windowed filter, or Bayes, nearest to the model), ``verdict``, the papers'
-        ``claim``, whether we ``agree``, whether the runs have ``converged``, and figures on the task's ``variants``.
+        ``claim``, whether we ``agree``, whether the runs have ``converged`` (None: no log was kept), and figures on
+        the task's ``variants``.
 
     Raises:
         CheckpointError: when there is none, or the seeds of a cell were trained on different tasks.
@@ -135,7 +135,7 @@ def _row(name: str, members: list[Checkpoint], sequences: int, seed: int, bootst
         "verdict": verdict(relative_ci[1]),
         "claim": claim,
         "agree": MEANS[verdict(relative_ci[1])] == claim,
-        "converged": all(converged(member) for member in members),
+        "converged": None if None in (flat := [converged(member) for member in members]) else all(flat),
         "variants": variants(members),
     }
 
@@ -173,9 +173,11 @@ def filter_distances(
     }
 
 
-def converged(checkpoint: Checkpoint) -> bool:
-    """Whether the training log had become flat, or had nothing left to gain."""
-    log = [json.loads(line) for line in ((checkpoint.folder or Path()) / LOG).read_text(encoding="utf-8").splitlines()]
+def converged(checkpoint: Checkpoint) -> bool | None:
+    """Whether the training log had become flat, or had nothing left to gain; None where there is no log."""
+    log = checkpoint.log()
+    if not log:
+        return None
     late = next(line for line in log if line["step"] >= 0.9 * log[-1]["step"])
     return log[-1]["kl_bits"] > (1 - FLAT) * late["kl_bits"] or log[-1]["kl_bits"] < 1e-3
 

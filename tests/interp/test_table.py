@@ -111,3 +111,11 @@ def test_a_run_that_still_falls_has_not_converged(tmp_path, answers, curve, flat
     answers(lambda batch: batch.posterior)
     (row,) = primitives([checkpoint(tmp_path, "a-mlp", curve=curve)], sequences=16)
     assert row["converged"] is flat
+
+
+def test_without_a_log_nothing_is_said_of_convergence(tmp_path, answers):
+    answers(lambda batch: batch.posterior)
+    path = checkpoint(tmp_path, "a-mlp")
+    (path / LOG).unlink()
+    (row,) = primitives([path], sequences=16)
+    assert row["converged"] is None
