@@ -7,6 +7,8 @@ from typing import Any
 
 import jinja2
 
+from interp.evaluate import figure_lines
+
 TEMPLATE = jinja2.Template(
     """\
 ---
@@ -25,11 +27,17 @@ model, task = load_checkpoint("{{ name }}")
 diagnose(model, task).to_html("report.html")
 ```
 
-| measured on {{ metrics.get("sequences", "-") }} held-out sequences | value |
-|---|---|
-{% for key, value in metrics.items() if key != "sequences" -%}
-| {{ key }} | {{ value if value is string else value | tojson }} |
+{% if lines -%}
+{% if metrics.sequences -%}
+Measured on {{ metrics.sequences }} held-out sequences (seed {{ metrics.seed }}), with 95 % bootstrap intervals over
+sequences, beside predictors that know less; errors in bits.
+{% endif %}
+| {{ lines[0] | join(" | ") }} |
+|{{ "---|" * lines[0] | length }}
+{% for line in lines -%}
+| {{ line.values() | join(" | ") }} |
 {% endfor %}
+{% endif -%}
 How it was trained: `{{ training.command }}`{% if training.seconds %} \
 ({{ "%.0f" | format(training.seconds) }} s, status: {{ training.status }}){% endif %}.
 
@@ -47,20 +55,6 @@ How it was trained: `{{ training.command }}`{% if training.seconds %} \
 def model_card(name: str, config: dict[str, Any]) -> str:
     """The card of a checkpoint from the content of its ``config.json``."""
     plain = json.loads(json.dumps(config))
-    plain["metrics"] = _flat(plain["metrics"])
     plain["training"].setdefault("command", "not recorded")
-    return TEMPLATE.render(name=name, **plain)
-
-
-def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in metrics.items():
-        if key == "baselines":
-            continue
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}: ")
-        elif isinstance(value, list):
-            flat[prefix + key] = " to ".join(f"{item:.3g}" for item in value)
-        else:
-            flat[prefix + key] = f"{value:.3g}" if isinstance(value, float) else value
-    return flat
+    lines = figure_lines(plain["metrics"], plain["task"]["name"]) if plain["metrics"] else []
+    return TEMPLATE.render(name=name, lines=lines, **plain)

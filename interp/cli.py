@@ -87,7 +87,7 @@ def evaluate(
     """Measure a checkpoint's predictive distribution against the exact posterior, in bits."""
     with status("evaluating"):
         from interp.checkpoint import load_checkpoint
-        from interp.evaluate import FIGURES, evaluation
+        from interp.evaluate import evaluation, figure_lines
 
         model, task = load_checkpoint(source)
         found = evaluation(model, task.replace(**parse(settings)), sequences=sequences, seed=seed)
@@ -95,13 +95,7 @@ def evaluate(
     if as_json:
         show_json(found)
         return
-    lines = {"": found, **found.get("variants", {})}
-    rows = []
-    for name, line in lines.items():
-        rows.append({"on": name or task.name, "predictor": "model", **{c: line[c] for c in FIGURES}})
-        for trivial, figures in line["baselines"].items():
-            rows.append({"on": "", "predictor": trivial, **{c: figures.get(c) for c in FIGURES}})
-    show_table(rows)
+    show_table(figure_lines(found, task.name, between="\n"))
 
 
 @app.command("list")

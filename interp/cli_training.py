@@ -162,18 +162,16 @@ def ship(
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the table in short: estimate over interval, seeds over steps."""
-
-    def cell(key: str) -> str | None:
-        return row.get(key) and f"{row[key]:.3g}\n[{row[f'{key}_ci'][0]:.3g}, {row[f'{key}_ci'][1]:.3g}]"
+    from interp.evaluate import with_interval
 
     return {
         "cell": f"{row['name']}\n{row['primitive']}",
         "seeds": f"{row['seeds']}\nx {max(row['steps'])}",
-        "entropy MAE": cell("mae_bits"),
-        "KL bits": cell("kl_bits"),
-        "accuracy": cell("accuracy"),
+        "entropy MAE": with_interval(row, "mae_bits", "\n"),
+        "KL bits": with_interval(row, "kl_bits", "\n"),
+        "accuracy": with_interval(row, "accuracy", "\n"),
         "best trivial": f"{row['trivial']}\n{row['trivial_kl_bits']:.3g}",
-        "relative": cell("relative"),
+        "relative": with_interval(row, "relative", "\n"),
         "nearest": row["nearest"],
         "verdict": row["verdict"] + ("\nnot converged" if row["converged"] is False else ""),
         "papers": row["claim"] + ("" if row["agree"] else "\n(we disagree)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -80,16 +81,42 @@ def evaluation(model: SequenceModel, task: Task, *, sequences: int = 1024, seed:
 
 
 def headline(result: Result) -> dict[str, Any]:
-    """The figures over all positions of a calibration result, and those of the trivial predictors."""
-    found: dict[str, Any] = dict.fromkeys(FIGURES)
+    """The figures over all positions of a calibration result with their intervals, and those of trivial predictors."""
+    found: dict[str, Any] = dict.fromkeys(key for figure in FIGURES for key in (figure, f"{figure}_ci"))
     trivial: dict[str, dict[str, float]] = {name.removeprefix("null_"): {} for name in result.nulls()}
-    for statistic in set(FIGURES) & set(result.frame["statistic"]):
-        row = result.row(statistic)
-        found[statistic] = float(row["estimate"])
+    for figure in set(FIGURES) & set(result.frame["statistic"]):
+        row = result.row(figure)
+        found[figure] = float(row["estimate"])
+        found[f"{figure}_ci"] = [float(row["low"]), float(row["high"])]
         for name, figures in trivial.items():
-            figures[statistic] = float(row[f"null_{name}"])
-    low, high = result.row("mae_bits")[["low", "high"]]
-    return {**found, "mae_bits_ci": [float(low), float(high)], "baselines": trivial}
+            figures[figure] = float(row[f"null_{name}"])
+    return {**found, "baselines": trivial}
+
+
+def figure_lines(figures: Mapping[str, Any], name: str, *, between: str = " ") -> list[dict[str, str | None]]:
+    """Figures as a reader sees them: the model's with intervals, its variants', and the trivial predictors' below each.
+
+    Args:
+        figures: what :func:`metrics` returns.
+        name: the task's.
+        between: what stands between estimate and interval.
+    """
+    lines = []
+    for on, found in {name: figures, **figures.get("variants", {})}.items():
+        shown = {figure: with_interval(found, figure, between) for figure in FIGURES}
+        lines.append({"on": on, "predictor": "model", **shown})
+        for trivial, values in found.get("baselines", {}).items():
+            shown = {figure: f"{values[figure]:.3g}" if figure in values else None for figure in FIGURES}
+            lines.append({"on": on, "predictor": trivial, **shown})
+    return lines
+
+
+def with_interval(figures: Mapping[str, Any], figure: str, between: str = " ") -> str | None:
+    """An estimate, and its interval where there is one, in words; None where the readout lacks the figure."""
+    estimate, interval = figures.get(figure), figures.get(f"{figure}_ci")
+    if estimate is None:
+        return None
+    return f"{estimate:.3g}" + (f"{between}[{interval[0]:.3g}, {interval[1]:.3g}]" if interval else "")
 
 
 def require_fit(model: SequenceModel, task: Task) -> None:

@@ -44,8 +44,9 @@ def test_evaluate_keeps_its_contract(tiny):
     assert found["sequences"] == 64
     assert (found["task"], found["model"], found["name"]) == ("bijection", "transformer", "tiny")
     assert found["parameters"]["repeats"] == 1
-    low, high = found["mae_bits_ci"]
-    assert low <= found["mae_bits"] <= high
+    for figure in ("mae_bits", "curve_mae_bits", "kl_bits", "tv", "accuracy"):
+        low, high = found[f"{figure}_ci"]
+        assert low <= found[figure] <= high, figure
 
 
 def test_lists_have_names():
