@@ -9,7 +9,7 @@ import sys
 from interp.dynamics import dynamics
 from interp.figures import write_figures
 
-names = sys.argv[1:] or ["bijection-transformer", "hmm-transformer", "hmm-mamba"]
+names = sys.argv[1:] or ["bijection-transformer", "hmm-mamba"]
 pages = []
 for name in names:
     found = dynamics(name)
