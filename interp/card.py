@@ -18,7 +18,8 @@ tags: [interpretability, bayesian-wind-tunnel, {{ task.name }}, {{ model.archite
 ---
 # {{ name }}
 
-A model (`{{ model.architecture }}`) trained on the Bayesian wind tunnel `{{ task.name }}`, whose exact posterior is known.
+A model (`{{ model.architecture }}`) trained on the Bayesian wind tunnel `{{ task.name }}`, whose \
+exact posterior is known.
 
 ```python
 from interp import load_checkpoint, diagnose
